@@ -68,7 +68,7 @@ pub struct HeldBytes<B = u64> {
     /// before an update that may be undone, or the copies of the optimizer's state from which a fingerprint is made, unless
     /// batches overlap.
     pub undo: B,
-    /// Logits, their gradient, the activations that a backward computes again and the gradients inside their block; 0 if they
+    /// Logits, their gradient, the activations that a backward computes again and the gradients between its operations; 0 if they
     /// are not counted.
     pub temporary: B,
     /// Tensors that collectives and messages are sending or receiving, and the room for reads from files; 0 if they are not

@@ -259,6 +259,20 @@ impl Run {
         self.json(&["check", config], set)["memory"]["ranks"].as_array().expect("a list").clone()
     }
 
+    /// Trains, and checks that each rank's peak is near what `check` estimates. The estimate does not have the workspace of
+    /// products.
+    pub(crate) fn check_peaks(&self, config: &str, set: &[&str]) {
+        const WORKSPACE: f64 = 2.5e6;
+        const ERROR: f64 = 0.03;
+        let estimates = self.estimates(config, set);
+        self.succeed(&["train", config], set);
+        for (peak, estimate) in self.peaks().iter().zip(&estimates) {
+            let missing = peak - estimate["total"].as_f64().expect("bytes");
+            let is_near = (-ERROR * peak..=ERROR * peak + WORKSPACE).contains(&missing);
+            assert!(is_near, "{set:?}: {missing} bytes of {peak} are missing in {estimate}");
+        }
+    }
+
     /// Returns the figures of all complete lines of the metrics that are steps. Checks that the steps are 1,
     /// 2, 3 and so on.
     pub(crate) fn figures(&self) -> Vec<Figures> {

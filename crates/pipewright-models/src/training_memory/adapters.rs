@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use pipewright::tensor::Precision;
 use pipewright_schedule::LayerDesc;
+use pipewright_shapes::matrix::Division;
 use pipewright_shapes::training::AdaptedLayer;
 
 use crate::lora::LoraConfig;
@@ -14,29 +15,43 @@ use crate::training_memory::compute_devices::ComputeDevices;
 /// The bytes of a number in an adapter, which computes in single precision.
 const FLOAT: u64 = 4;
 
-/// Returns whether a layer and its adapter are one operation, which reads the input of the layer in the
-/// precision of the run ([`adapted_product`](pipewright::nn::adapted_product)). Several ranks that compute a layer together
-/// have two operations.
-pub(super) fn is_one_operation(lora: &LoraConfig, devices: ComputeDevices, ranks: u32) -> bool {
-    devices == ComputeDevices::Processor && ranks == 1 && !lora.dora && lora.dropout == 0.0
+/// Which layers and their adapters are one operation, which reads the input of the layer in the precision of the run
+/// ([`adapted_product`](pipewright::nn::adapted_product)).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OneOperation {
+    has_operation: bool,
+    ranks: u32,
+}
+
+impl OneOperation {
+    /// Returns the operations of adapters with these settings, if so many ranks compute each layer together.
+    pub(super) fn new(lora: &LoraConfig, devices: ComputeDevices, ranks: u32) -> Self {
+        let has_operation = devices == ComputeDevices::Processor && !lora.dora && lora.dropout == 0.0;
+        Self { has_operation, ranks }
+    }
+
+    /// Returns whether a layer is one operation with its adapter. If several ranks have a part of its inputs each, it is not.
+    fn includes(self, layer: &AdaptedLayer) -> bool {
+        self.has_operation && (self.ranks == 1 || layer.division != Division::Rows)
+    }
 }
 
 /// Adds to `layers`, which have the sizes for rows of `tokens` tokens in `precision`, what the adapters among
 /// the parameters `specs` keep in single precision ([`AdapterSizes::kept`](pipewright_shapes::training::AdapterSizes::kept)).
-/// An adapter that is one operation with its layer (`is_one`, [`is_one_operation`]) needs no copy of its input.
+/// An adapter that is one operation with its layer needs no copy of its input.
 pub(super) fn add_adapters<'a>(
     layers: &mut [LayerDesc],
     lora: &LoraConfig,
     specs: impl Iterator<Item = &'a ParameterSpec>,
     tokens: usize,
     precision: Precision,
-    is_one: bool,
+    one: OneOperation,
 ) {
     let sizes = lora.sizes();
-    let is_copied = precision != Precision::F32 && !is_one;
     let adapted = adapted_layers(lora, specs);
     let kept = |layer: &AdaptedLayer| {
         let widths = [layer.input as f64, layer.output as f64];
+        let is_copied = precision != Precision::F32 && !one.includes(layer);
         sizes.kept(widths, is_copied && !layer.shares_input).ceil() as u64
     };
     for layer in layers {
@@ -51,18 +66,18 @@ pub(super) fn add_adapters<'a>(
 /// inputs of frozen products that nothing keeps: the products have no weight gradients, and the adapters on them, if any, have
 /// a copy of their own. They are results of norms, and the product of a gate with what it multiplies. Projections that
 /// usual decoders do not have count with their inputs. `frozen` are the frozen parameters; the layers are a rank's part of
-/// them if several compute a layer together. `is_one` is [`is_one_operation`].
+/// them if several compute a layer together.
 pub(super) fn remove_inputs<'a>(
     layers: &mut [LayerDesc],
     lora: &LoraConfig,
     frozen: impl Iterator<Item = &'a ParameterSpec>,
     adapted: impl Iterator<Item = &'a ParameterSpec>,
     tokens: usize,
-    (precision, is_one): (Precision, bool),
+    (precision, one): (Precision, OneOperation),
 ) {
     let is_whole = precision == Precision::F32 && lora.dropout == 0.0;
-    let keeps_input = is_whole || is_one;
-    let adapted = adapted_layers(lora, adapted).into_iter().filter(|_| keeps_input);
+    let adapted = adapted_layers(lora, adapted).into_iter();
+    let adapted = adapted.filter(|(_, layer)| is_whole || one.includes(layer));
     let kept: HashSet<String> = adapted.map(|(path, _)| input_of(&path)).collect();
     let frozen: HashMap<&str, &ParameterSpec> = frozen.map(|spec| (&*spec.path, spec)).collect();
     for layer in layers {
@@ -89,17 +104,22 @@ pub(super) fn remove_inputs<'a>(
     }
 }
 
-/// Removes from `layers` what the layers below the first trained one keep: nothing of them is on the tape.
-/// With slices they keep keys and values for later slices. `is_trained` says whether a layer has trained
-/// parameters.
+/// Removes from `layers` what the layers below the one at index `first` keep, the first trained one: nothing of them is on the
+/// tape. With slices they keep keys and values for later slices. `has_norm` says whether a layer begins with a frozen norm, of
+/// whose input the tape of the first trained layer has nothing either.
 pub(super) fn remove_below(
     layers: &mut [LayerDesc],
+    first: usize,
     is_sliced: bool,
-    is_trained: impl Fn(&LayerDesc) -> bool,
+    has_norm: impl Fn(&LayerDesc) -> bool,
 ) {
-    for layer in layers.iter_mut().take_while(|layer| !is_trained(layer)) {
+    let (below, others) = layers.split_at_mut(first.min(layers.len()));
+    for layer in &mut *below {
         layer.activation_bytes = if is_sliced { layer.keys_values_bytes } else { 0 };
         (layer.norms_bytes, layer.feed_forward_bytes) = (0, 0);
+    }
+    if let (Some(below), Some(first)) = (below.last(), others.first_mut().filter(|layer| has_norm(layer))) {
+        first.activation_bytes = first.activation_bytes.saturating_sub(below.output_bytes);
     }
 }
 
@@ -112,12 +132,12 @@ pub(super) fn adapter_stash<'a>(
     specs: impl Iterator<Item = &'a ParameterSpec>,
     tokens: usize,
     precision: Precision,
-    is_one: bool,
+    one: OneOperation,
 ) -> u64 {
-    let of_layer = if is_one { precision.bytes() } else { FLOAT };
     // The bytes of a token.
     let kept = |(_, layer): &(String, AdaptedLayer)| {
         let widths = [layer.input as f64, layer.output as f64];
+        let of_layer = if one.includes(layer) { precision.bytes() } else { FLOAT };
         let [layer, adapter] = lora.sizes().stash(widths, layer.shares_input).map(|numbers| numbers as u64);
         of_layer.saturating_mul(layer).saturating_add(FLOAT.saturating_mul(adapter))
     };
@@ -167,8 +187,8 @@ mod tests {
         };
         let specs: Vec<ParameterSpec> = projections.iter().flat_map(matrices).collect();
         let mut layers = [1, 10].map(|index| layer(index, 0, 0));
-        let is_one = is_one_operation(&lora, devices, 1);
-        add_adapters(&mut layers, &lora, specs.iter(), 1, precision, is_one);
+        let one = OneOperation::new(&lora, devices, 1);
+        add_adapters(&mut layers, &lora, specs.iter(), 1, precision, one);
         layers.map(|layer| layer.activation_bytes)
     }
 
@@ -205,7 +225,8 @@ mod tests {
                 spec("lora_magnitude_vector", &[5]),
             ];
             let mut layers = [layer(1, 0, 0)];
-            add_adapters(&mut layers, &lora, specs.iter(), 1, precision, false);
+            let one = OneOperation::new(&lora, Processor, 1);
+            add_adapters(&mut layers, &lora, specs.iter(), 1, precision, one);
             layers[0].activation_bytes
         };
         assert_eq!(kept(0.0, Precision::F32), 4 * (3 + 5));
@@ -216,15 +237,21 @@ mod tests {
 
     #[test]
     fn layers_below_the_first_trained_one_keep_nothing() {
-        let kept = |is_sliced| {
-            let layer = |index| LayerDesc { norms_bytes: 2, feed_forward_bytes: 3, ..layer(index, 10, 4) };
+        let kept = |is_sliced, has_norm| {
+            let layer = |index| LayerDesc {
+                norms_bytes: 2,
+                feed_forward_bytes: 3,
+                output_bytes: 1,
+                ..layer(index, 10, 4)
+            };
             let mut layers: Vec<LayerDesc> = (0..3).map(layer).collect();
-            remove_below(&mut layers, is_sliced, |layer| layer.path.ends_with(".1"));
+            remove_below(&mut layers, 1, is_sliced, |_| has_norm);
             assert_eq!((layers[0].norms_bytes, layers[0].feed_forward_bytes), (0, 0));
             layers.iter().map(|layer| layer.activation_bytes).collect::<Vec<_>>()
         };
-        assert_eq!(kept(false), [0, 10, 10]);
-        assert_eq!(kept(true), [4, 10, 10]);
+        assert_eq!(kept(false, false), [0, 10, 10]);
+        assert_eq!(kept(true, false), [4, 10, 10]);
+        assert_eq!(kept(false, true), [0, 9, 10]);
     }
 
     #[test]
@@ -242,8 +269,8 @@ mod tests {
             let specs =
                 adapted.iter().map(|name| matrix(&format!("{name}.lora_A"), 8, 3)).collect::<Vec<_>>();
             let mut layers = [LayerDesc { norms_bytes: 500, feed_forward_bytes: 500, ..layer(1, 1000, 0) }];
-            let is_one = is_one_operation(lora, Processor, ranks);
-            remove_inputs(&mut layers, lora, frozen.iter(), specs.iter(), 1, (precision, is_one));
+            let one = OneOperation::new(lora, Processor, ranks);
+            remove_inputs(&mut layers, lora, frozen.iter(), specs.iter(), 1, (precision, one));
             let [layer] = layers;
             [1000 - layer.activation_bytes, 500 - layer.norms_bytes, 500 - layer.feed_forward_bytes]
         };
@@ -256,8 +283,8 @@ mod tests {
         assert_eq!(removed(&["mlp.up_proj", "mlp.down_proj"], &frozen, &plain, whole), [4 * 8, 4 * 8, 0]);
         let all = ["self_attn.q_proj", "mlp.gate_proj", "mlp.down_proj"];
         assert_eq!(removed(&all, &frozen, &plain, Precision::Bf16), [0; 3]);
-        // Each of several ranks has copies of its inputs in single precision.
-        assert_eq!(removed_on(2, &all, &frozen, &plain, Precision::Bf16), [2 * 36, 2 * 16, 2 * 20]);
+        // Each of several ranks has a copy in single precision of its part of the inputs.
+        assert_eq!(removed_on(2, &all, &frozen, &plain, Precision::Bf16), [2 * 20, 0, 2 * 20]);
         assert_eq!(removed_on(2, &all, &frozen, &plain, whole), [0; 3]);
         // These have copies of their inputs in half precision.
         let magnitudes = LoraConfig { dora: true, ..plain.clone() };
@@ -284,7 +311,7 @@ mod tests {
         ];
         let stash = |dropout, precision, devices| {
             let lora = LoraConfig { rank: 3, dropout, ..LoraConfig::default() };
-            adapter_stash(&lora, specs.iter(), 5, precision, is_one_operation(&lora, devices, 1))
+            adapter_stash(&lora, specs.iter(), 5, precision, OneOperation::new(&lora, devices, 1))
         };
         for precision in [Precision::F32, Precision::Bf16] {
             assert_eq!(stash(0.0, precision, Others), 4 * 5 * (8 + 3 + 3 + 8 + 3 + 3 + 4));

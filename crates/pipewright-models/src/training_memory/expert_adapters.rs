@@ -54,6 +54,14 @@ impl Shapes {
     }
 }
 
+/// Returns whether the experts of a layer among the parameters `specs` have adapters on gate and up, and on down.
+pub(super) fn adapted_parts<'a>(
+    specs: impl Iterator<Item = &'a ParameterSpec> + Clone,
+    layer: &str,
+) -> [bool; 2] {
+    Shapes::of(specs, layer).map_or([false; 2], |shapes| [shapes.enter.is_some(), shapes.leave.is_some()])
+}
+
 /// Adds to `layers`, which have the sizes for rows of `tokens` tokens, what the adapters of experts among the parameters
 /// `specs` keep, if a token has `chosen` experts.
 pub(super) fn add_expert_adapters<'a>(

@@ -111,7 +111,7 @@ impl TrainingMemory {
         let timeline = simulation.timeline();
         let state = |specs: &Vec<ParameterSpec>| run.state_of(specs, &mut FirstCopies::default());
         let states: Vec<StageState> = stages.iter().map(state).collect();
-        let in_backward = run.kept().backward_bytes();
+        let in_backward = run.kept().backward_bytes(stages);
         let all_sizes = run.with_gradients_and_base(&costs.sizes, &in_backward, stages);
         let [activations, together] = [&costs.sizes, &all_sizes].map(|sizes| peak_memory(timeline, sizes));
         let rank_bytes = |rank: Rank| {
@@ -120,8 +120,11 @@ impl TrainingMemory {
             let own = placement.stages_of(rank).iter().flat_map(|stage| &stages[stage.index()]);
             let whole = own.filter_map(ParameterSpec::read_whole).max().unwrap_or(0);
             let buffers = if streamed > 0 { READ_ROOM.saturating_add(whole) } else { 0 };
-            let again = placement.stages_of(rank).iter().filter(|stage| run.recompute.applies_to(**stage));
-            let temporary = again.map(|stage| in_backward[stage.index()]).max().unwrap_or(0);
+            let temporary = placement.stages_of(rank).iter().map(|stage| {
+                let [whole, by_layer] = in_backward[stage.index()];
+                if run.recompute.is_by_block() { whole.max(by_layer) } else { whole }
+            });
+            let temporary = temporary.max().unwrap_or(0);
             let activations = activations[rank.index()];
             let (undo, hashed) = run.in_update(rank, held, &states);
             let held = HeldBytes { undo, ..held };
@@ -263,19 +266,26 @@ impl TrainingRun<'_> {
         without_activations(&own, self.sharding, self.expert_ranks)
     }
 
-    /// Adds to the sizes of stages, which have these parameters, their gradients and the matrices that they read from files,
-    /// and to what they compute again the bytes that the backward then holds.
+    /// Adds to the sizes of stages, which have these parameters, their gradients, the bytes that a backward holds
+    /// ([`KeptActivations::backward_bytes`]), and the matrices that they read from files.
     fn with_gradients_and_base(
         &self,
         sizes: &[StageSizes],
-        in_backward: &[u64],
+        in_backward: &[[u64; 2]],
         stages: &[Vec<ParameterSpec>],
     ) -> Vec<StageSizes> {
-        let added = |((&sizes, specs), more): ((&StageSizes, &Vec<ParameterSpec>), &u64)| StageSizes {
+        let by_block = self.recompute.is_by_block();
+        let added = |((&sizes, specs), held): ((&StageSizes, &Vec<ParameterSpec>), &[u64; 2])| StageSizes {
             gradient: self.gradients_of(specs),
             streamed: Self::streamed_of(specs),
+            parts: held[0],
             recompute: sizes.recompute.map(|sizes| RecomputeSizes {
-                recomputed: if sizes.recomputed > 0 { sizes.recomputed.saturating_add(*more) } else { 0 },
+                // A stage that is not computed again has its backward as a whole.
+                recomputed: if by_block {
+                    sizes.recomputed.saturating_add(held[1]).saturating_sub(held[0])
+                } else {
+                    sizes.recomputed
+                },
                 ..sizes
             }),
             ..sizes

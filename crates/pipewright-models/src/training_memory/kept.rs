@@ -8,8 +8,9 @@ use pipewright_schedule::{LayerDesc, ModelDesc, Partition, Recompute, Slices, St
 
 use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
+use crate::router::is_of_router;
 use crate::training_memory::adapters::{
-    adapter_stash, add_adapters, is_one_operation, remove_below, remove_inputs,
+    OneOperation, adapter_stash, add_adapters, remove_below, remove_inputs,
 };
 use crate::training_memory::arrived_rows::{ExpertLoad, add_arrived_rows, chosen_experts};
 use crate::training_memory::compute_devices::ComputeDevices;
@@ -47,8 +48,8 @@ pub struct KeptActivations<'a> {
 }
 
 impl KeptActivations<'_> {
-    /// Returns the sizes of the stages, which have these parameters, for a microbatch.
-    pub fn sizes(&self, stages: &[Vec<ParameterSpec>]) -> Vec<StageSizes> {
+    /// Returns the layers of the model with what the forwards of stages with these parameters keep for a row.
+    pub(super) fn layers(&self, stages: &[Vec<ParameterSpec>]) -> ModelDesc {
         let layers = base_layers_in(self.model, self.tokens, self.precision, self.devices);
         let mut layers = self.tensor.of(layers, self.model, self.tokens, self.precision.bytes());
         if self.expert_ranks > 1 {
@@ -63,10 +64,19 @@ impl KeptActivations<'_> {
                 self.expert_load,
             );
         }
+        // A router computes in single precision.
+        let routers = stages.iter().flatten().filter(|spec| {
+            self.precision != Precision::F32 && self.model.is_trained(&spec.path) && is_of_router(&spec.path)
+        });
+        for router in routers.filter(|spec| spec.shape.len() == 2) {
+            let input = (router.shape[0] * self.tokens) as u64 * Precision::F32.bytes();
+            let of_router = layers.layers.iter_mut().filter(|layer| router.is_in(&layer.path));
+            of_router.for_each(|layer| layer.activation_bytes = layer.activation_bytes.saturating_add(input));
+        }
         if let Some(adapter) = self.model.adapter() {
             let (lora, specs) = (&adapter.lora, stages.iter().flatten());
-            let is_one = is_one_operation(lora, self.devices, self.tensor.ranks);
-            add_adapters(&mut layers.layers, lora, specs, self.tokens, self.precision, is_one);
+            let one = OneOperation::new(lora, self.devices, self.tensor.ranks);
+            add_adapters(&mut layers.layers, lora, specs, self.tokens, self.precision, one);
             let (chosen, specs) = (chosen_experts(self.model.model()), stages.iter().flatten());
             add_expert_adapters(&mut layers.layers, specs, chosen, self.tokens);
             let (trained, frozen): (Vec<&ParameterSpec>, Vec<&ParameterSpec>) =
@@ -74,37 +84,40 @@ impl KeptActivations<'_> {
             // Ranks that share tokens have further tensors in their place.
             if self.devices == ComputeDevices::Processor && !self.tensor.shares_tokens {
                 let (frozen, adapted) = (frozen.into_iter(), trained.iter().copied());
-                let how = (self.precision, is_one);
+                let how = (self.precision, one);
                 remove_inputs(&mut layers.layers, lora, frozen, adapted, self.tokens, how);
             }
-            remove_below(&mut layers.layers, !self.slices.is_one(), |layer| {
-                trained.iter().any(|spec| spec.is_in(&layer.path))
-            });
+            let first = self.first_trained(&layers, stages);
+            let has_norm = |layer: &LayerDesc| {
+                let norm = format!("{}.input_layernorm.weight", layer.path);
+                !self.model.is_trained(&norm) && stages.iter().flatten().any(|spec| spec.path == norm)
+            };
+            remove_below(&mut layers.layers, first, !self.slices.is_one(), has_norm);
         }
+        layers
+    }
+
+    /// Returns the index of the first of these layers with trained parameters. Nothing below it is on the tape.
+    pub(super) fn first_trained(&self, layers: &ModelDesc, stages: &[Vec<ParameterSpec>]) -> usize {
+        if self.model.adapter().is_none() {
+            return 0;
+        }
+        let trained: Vec<_> =
+            stages.iter().flatten().filter(|spec| self.model.is_trained(&spec.path)).collect();
+        let is_trained = |layer: &LayerDesc| trained.iter().any(|spec| spec.is_in(&layer.path));
+        layers.layers.iter().position(is_trained).unwrap_or(layers.layers.len())
+    }
+
+    /// Returns the sizes of the stages, which have these parameters, for a microbatch.
+    pub fn sizes(&self, stages: &[Vec<ParameterSpec>]) -> Vec<StageSizes> {
+        let layers = self.layers(stages);
         let (kept, parts) = self.without_parts(&layers);
-        let whole_layers = self.model.whole_layers();
         let size = |(specs, stage): (&Vec<ParameterSpec>, u32)| {
             let stage = StageIndex::new(stage);
             let range = self.partition.range(stage);
-            let whole = stage_sizes(&layers.layers[range.clone()], self.rows);
             let sizes = stage_sizes(&kept.layers[range.clone()], self.rows);
-            // `I` keeps the inputs of all products for `W`, also the inputs that it has computed again.
-            let stash = self.model.adapter().map_or(whole.stash, |adapter| {
-                let (lora, specs) = (&adapter.lora, specs.iter());
-                let is_one = is_one_operation(lora, self.devices, self.tensor.ranks);
-                let stash = adapter_stash(lora, specs.clone(), self.tokens, self.precision, is_one);
-                let chosen = chosen_experts(self.model.model());
-                let own = &layers.layers[range.clone()];
-                let of_experts = expert_adapter_stash(own, specs, chosen, self.tokens);
-                let stash = stash.saturating_add(of_experts);
-                let trained = layers.layers[range.clone()].iter().zip(&whole_layers[range.clone()]);
-                let trained: Vec<_> =
-                    trained.filter(|(_, is_whole)| **is_whole).map(|(layer, _)| layer.clone()).collect();
-                let of_whole = stage_sizes(&trained, self.rows).stash;
-                stash.saturating_mul(u64::from(self.rows)).saturating_add(of_whole)
-            });
-            let parts = parts[range.clone()].iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
-            let parts = parts.saturating_add(self.packed_logits(range));
+            let stash = self.stash(&layers, range.clone(), specs.iter());
+            let parts = parts[range].iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
             let parts = parts.saturating_mul(u64::from(self.rows));
             let recompute = Some(self.recompute_sizes(&kept, stage));
             let offload = self.input_bytes(&kept, stage).saturating_mul(u64::from(self.rows));
@@ -113,44 +126,31 @@ impl KeptActivations<'_> {
         stages.iter().zip(0..).map(size).collect()
     }
 
-    /// Returns for each stage the bytes of the gradients that the backward of one of its blocks holds at once, for a microbatch: of
-    /// the gate, the other projection and their product, and of the input and the output of the feed-forward layer. If a stage
-    /// keeps its activations, the backward of the head holds more, because it comes first. Only runs of adapters count them: in
-    /// others, parameters and gradients are the larger part.
-    pub(super) fn backward_bytes(&self) -> Vec<u64> {
-        if self.model.adapter().is_none() {
-            return vec![0; self.partition.stages() as usize];
-        }
-        let layers = base_layers_in(self.model, self.tokens, self.precision, self.devices);
-        let layers = self.tensor.of(layers, self.model, self.tokens, self.precision.bytes()).layers;
-        let of_layer = |layer: &LayerDesc| match layer.feed_forward_bytes {
-            0 => 0,
-            product => product.saturating_mul(3).saturating_add(layer.output_bytes.saturating_mul(2)),
-        };
-        let of_stage = |range: Range<usize>| layers[range].iter().map(of_layer).max().unwrap_or(0);
-        self.partition.ranges().map(|range| of_stage(range).saturating_mul(u64::from(self.rows))).collect()
-    }
-
-    /// Returns the bytes of the copy of the logits' gradients, for a row, that the backward of a stage with a head makes: a
-    /// product in half precision packs its whole left operand. Other layers are narrower, and their backward frees more.
-    fn packed_logits(&self, range: Range<usize>) -> u64 {
-        let bytes = match self.precision {
-            _ if self.devices == ComputeDevices::Others => 0,
-            Precision::F32 => 0,
-            Precision::Bf16 => Precision::Bf16.bytes(),
-            // The copy has single precision.
-            Precision::F16 => Precision::F32.bytes(),
-        };
-        let parts = self.model.parts() as usize;
-        let has_head = range.end + parts > self.model.layers();
-        let ids = self.model.model().head().outputs().div_ceil(parts.max(1));
-        let own = ids.div_ceil(self.tensor.ranks.max(1) as usize) * self.tokens;
-        if has_head { bytes.saturating_mul(own as u64) } else { 0 }
+    /// Returns the bytes of a microbatch that `I` keeps for `W`: the inputs of all products, also those that it has computed again,
+    /// and their output gradients. `layers` are those of [`KeptActivations::layers`], and `specs` are the parameters of a range of
+    /// them.
+    pub(super) fn stash<'s>(
+        &self,
+        layers: &ModelDesc,
+        range: Range<usize>,
+        specs: impl Iterator<Item = &'s ParameterSpec> + Clone,
+    ) -> u64 {
+        let own = &layers.layers[range.clone()];
+        let Some(adapter) = self.model.adapter() else { return stage_sizes(own, self.rows).stash };
+        let one = OneOperation::new(&adapter.lora, self.devices, self.tensor.ranks);
+        let stash = adapter_stash(&adapter.lora, specs.clone(), self.tokens, self.precision, one);
+        let chosen = chosen_experts(self.model.model());
+        let stash = stash.saturating_add(expert_adapter_stash(own, specs, chosen, self.tokens));
+        let whole = &self.model.whole_layers()[range];
+        let trained = own.iter().zip(whole).filter(|(_, is_whole)| **is_whole);
+        let trained: Vec<_> = trained.map(|(layer, _)| layer.clone()).collect();
+        let of_whole = stage_sizes(&trained, self.rows).stash;
+        stash.saturating_mul(u64::from(self.rows)).saturating_add(of_whole)
     }
 
     /// Returns the layers with what they keep if their stages compute parts of them again, and for each layer
     /// the bytes of these parts.
-    fn without_parts(&self, layers: &ModelDesc) -> (ModelDesc, Vec<u64>) {
+    pub(super) fn without_parts(&self, layers: &ModelDesc) -> (ModelDesc, Vec<u64>) {
         let stages = (0..self.partition.stages()).map(StageIndex::new);
         let parts_of = |stage| self.partition.range(stage).map(move |_| self.recompute.parts_of(stage));
         let layers = layers.layers.iter().zip(stages.flat_map(parts_of));

@@ -7,7 +7,7 @@ use pipewright_schedule::recompute::LayerParts;
 use pipewright_schedule::{EMBEDDING_PART, LayerDesc, ModelDesc};
 
 use crate::cut_model::CutModel;
-use crate::training_memory::adapters::{add_adapters, is_one_operation, remove_inputs};
+use crate::training_memory::adapters::{OneOperation, add_adapters, remove_inputs};
 use crate::training_memory::compute_devices::ComputeDevices;
 
 /// Returns the layers of a model for rows of `tokens` tokens. Their activations are those that `devices` keep
@@ -21,11 +21,11 @@ pub fn layers_in(
     let mut layers = base_layers_in(model, tokens, precision, devices);
     // The settings of adapters were checked with the model, so their layers are known.
     if let (Some(adapter), Ok(specs)) = (model.adapter(), model.trained_parameters()) {
-        let is_one = is_one_operation(&adapter.lora, devices, 1);
-        add_adapters(&mut layers.layers, &adapter.lora, specs.iter(), tokens, precision, is_one);
+        let one = OneOperation::new(&adapter.lora, devices, 1);
+        add_adapters(&mut layers.layers, &adapter.lora, specs.iter(), tokens, precision, one);
         if let (ComputeDevices::Processor, Ok(base)) = (devices, model.model().parameters()) {
             let (base, adapted) = (base.iter().filter(|spec| !model.is_trained(&spec.path)), specs.iter());
-            remove_inputs(&mut layers.layers, &adapter.lora, base, adapted, tokens, (precision, is_one));
+            remove_inputs(&mut layers.layers, &adapter.lora, base, adapted, tokens, (precision, one));
         }
     }
     layers

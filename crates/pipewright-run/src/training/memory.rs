@@ -187,8 +187,9 @@ pub fn moves_in_words(plan: &MemoryPlan) -> String {
 /// Returns the bytes of a rank or a stage as JSON.
 pub fn held_json(held: &HeldBytes) -> Value {
     let mut json: Value = counted_parts(held).map(|(name, bytes)| (name, json!(bytes))).into_iter().collect();
-    if held.undo > 0 {
-        json["undo"] = json!(held.undo);
+    let further = [("undo", held.undo), ("temporary", held.temporary), ("apart", held.apart)];
+    for (name, bytes) in further.into_iter().filter(|(_, bytes)| *bytes > 0) {
+        json[name] = json!(bytes);
     }
     json
 }
@@ -226,7 +227,11 @@ pub fn table(plan: &MemoryPlan) -> String {
         let words = "the parts have their most bytes at different times, so a total may be less than the sum of its row";
         line(&mut text, "", words);
     }
-    line(&mut text, "", "temporary tensors and messages of a step are not included");
+    line(
+        &mut text,
+        "",
+        "a total has what a backward holds besides activations; messages of a step are not included",
+    );
     let undo = ranks.iter().map(|held| held.undo).max().unwrap_or(0);
     if undo > 0 {
         let words =
@@ -269,7 +274,7 @@ pub fn table(plan: &MemoryPlan) -> String {
     text
 }
 
-/// Returns the parts that the memory of a run counts. Temporary tensors and messages are not counted.
+/// Returns the parts that tables show.
 fn counted_parts(held: &HeldBytes) -> [(&'static str, u64); 4] {
     let [parameters, gradients, optimizer, activations, ..] = held.named();
     [parameters, gradients, optimizer, activations]

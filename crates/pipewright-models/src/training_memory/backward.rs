@@ -1,0 +1,278 @@
+//! The bytes that the backward of a stage holds besides what its forward has kept.
+//!
+//! A backward goes through the operations from the last one to the first. Between them are gradients. Some operations make copies
+//! in single precision, gather the rows of experts, or pack an operand. The most bytes of a head, of a dense layer with SwiGLU and
+//! of a mixture are counted as the operations of [`pipewright::nn`] on the processor hold them, and of other layers the gradients
+//! of their input and output.
+//!
+//! The gradients of weights are computed after those of the stage's inputs. Until then, the backward holds what they need in the
+//! place of what the forward of these layers has kept.
+
+use std::ops::Range;
+
+use pipewright::tensor::Precision;
+use pipewright_schedule::LayerDesc;
+use pipewright_schedule::profile::{EMBEDDING, EMBEDDING_PART, HEAD, HEAD_PART, PREDICTION};
+
+use crate::lora::is_of_adapter;
+use crate::parameter::{ParameterSpec, is_in};
+use crate::training_memory::arrived_rows::chosen_experts;
+use crate::training_memory::compute_devices::ComputeDevices;
+use crate::training_memory::expert_adapters::adapted_parts;
+use crate::training_memory::kept::KeptActivations;
+use crate::training_memory::sizes::base_layers_in;
+
+/// The bytes of a number in single precision.
+const FLOAT: u64 = 4;
+
+/// The most bytes of a packed operand that a thread keeps for its next product.
+const KEPT_OPERAND: u64 = 8 << 20;
+
+/// The widths of the experts of a mixture on a rank, in numbers of a token.
+#[derive(Clone, Copy, Debug)]
+struct ExpertRows {
+    /// The inputs of all experts that the token has chosen.
+    outer: u64,
+    /// The results of the gates of these experts.
+    inner: u64,
+    has_bias: bool,
+    /// Whether gate and up, and down, have adapters.
+    adapted: [bool; 2],
+}
+
+impl ExpertRows {
+    /// Returns the rows of the layer at a path with these parameters, if it is a mixture.
+    fn of(specs: &[&ParameterSpec], layer: &str, hidden: u64, chosen: u64) -> Option<Self> {
+        let of_experts =
+            || specs.iter().filter(|spec| spec.is_of_routed_expert() && !is_of_adapter(&spec.path));
+        let is_matrix = |spec: &&&ParameterSpec| spec.shape.len() == 2;
+        let matrix = of_experts().find(is_matrix)?;
+        let numbers = matrix.shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size as u64));
+        Some(Self {
+            outer: chosen.saturating_mul(hidden),
+            inner: chosen.saturating_mul(numbers / hidden.max(1)),
+            has_bias: of_experts().any(|spec| spec.shape.len() == 1),
+            adapted: adapted_parts(specs.iter().copied(), layer),
+        })
+    }
+
+    /// Returns the most bytes of a token besides the gradient of the result, if a number has `number` bytes.
+    fn bytes(self, number: u64) -> u64 {
+        let Self { outer, inner, has_bias, adapted: [enters, leaves] } = self;
+        let if_so = |is_so: bool, numbers: u64| if is_so { numbers } else { 0 };
+        // The gradient of the activation, in single precision, with the rows of biases or a copy of the gathered gradients.
+        let down = FLOAT * inner + FLOAT * if_so(has_bias, outer) + if_so(leaves, (number + FLOAT) * outer);
+        let activation = FLOAT * inner + 2 * number * inner;
+        // What gate and up have kept is freed, and their gradients are as large.
+        let of_enter = if_so(enters, FLOAT * (2 * inner + outer));
+        let inputs = FLOAT * outer + of_enter + if_so(leaves, FLOAT * (outer + inner));
+        // The gathered gradients of the result.
+        number * outer + down.max(activation).max(inputs)
+    }
+}
+
+/// The bytes that a backward holds more than before it, and the most of them so far.
+#[derive(Default)]
+struct Held {
+    now: i128,
+    most: i128,
+}
+
+impl Held {
+    /// Adds a layer whose backward holds these bytes, of which `stays` are left.
+    fn add(&mut self, held: i128, stays: i128) {
+        self.most = self.most.max(self.now + held);
+        self.now += stays;
+        self.most = self.most.max(self.now);
+    }
+}
+
+impl KeptActivations<'_> {
+    /// Returns for each stage, which has these parameters, the most bytes that the backward of a microbatch holds besides what
+    /// its forward has kept, with the parts of layers that it computes again; and the same if it computes whole layers again one by
+    /// one, besides the activations of one of them.
+    pub(super) fn backward_bytes(&self, stages: &[Vec<ParameterSpec>]) -> Vec<[u64; 2]> {
+        let base = base_layers_in(self.model, self.tokens, self.precision, self.devices);
+        let width = base.layers[0].output_bytes / self.precision.bytes() / (self.tokens as u64).max(1);
+        let base = self.tensor.of(base, self.model, self.tokens, self.precision.bytes()).layers;
+        let layers = self.layers(stages);
+        let (kept, parts) = self.without_parts(&layers);
+        let first = self.first_trained(&layers, stages);
+        let chosen = chosen_experts(self.model.model());
+        let bytes = |of_row: u64| i128::from(of_row) * i128::from(self.rows);
+        let of_stage = |(specs, range): (&Vec<ParameterSpec>, Range<usize>)| {
+            let (mut whole, mut by_layer) = (Held::default(), Held::default());
+            let mut largest = 0;
+            for index in range.filter(|index| *index >= first).rev() {
+                let own = || specs.iter().filter(|spec| is_in(&spec.path, &base[index].path));
+                let own_specs: Vec<_> = own().collect();
+                let experts = ExpertRows::of(&own_specs, &base[index].path, width, chosen);
+                let held = self.of_layer(&base[index], base[0].output_bytes, width, (&own_specs, experts));
+                let activations = bytes(kept.layers[index].activation_bytes);
+                let input = index.checked_sub(1).map_or(0, |below| bytes(base[below].output_bytes));
+                let needed = i128::from(self.stash(&layers, index..index + 1, own()));
+                // Parts that are computed again stay as long as gradients of weights need them.
+                whole.add(i128::from(held) + bytes(parts[index]), needed - activations);
+                by_layer.add(activations + i128::from(held), needed - input);
+                largest = largest.max(activations);
+            }
+            [whole.most, by_layer.most - largest].map(|bytes| u64::try_from(bytes).unwrap_or(0))
+        };
+        stages.iter().zip(self.partition.ranges()).map(of_stage).collect()
+    }
+
+    /// Returns the most bytes that the backward of a layer, which has these parameters and experts, holds for a microbatch.
+    /// `hidden` are the bytes of the hidden states of a row, and `width` is their width.
+    fn of_layer(
+        &self,
+        layer: &LayerDesc,
+        hidden: u64,
+        width: u64,
+        (specs, experts): (&[&ParameterSpec], Option<ExpertRows>),
+    ) -> u64 {
+        let (number, tokens, rows) = (self.precision.bytes(), self.tokens as u64, u64::from(self.rows));
+        let of_rows = |bytes: u64| bytes.saturating_mul(rows);
+        // A larger operand is freed after its product.
+        let packed =
+            |width: u64| Some(self.packed(width)).filter(|bytes| *bytes <= KEPT_OPERAND).unwrap_or(0);
+        let inner = layer.feed_forward_bytes;
+        match &*layer.kind {
+            EMBEDDING | EMBEDDING_PART => 0,
+            HEAD | HEAD_PART | PREDICTION => {
+                let parts = u64::from(self.model.parts().max(1));
+                let ids = (self.model.model().head().outputs() as u64).div_ceil(parts);
+                let own = ids.div_ceil(u64::from(self.tensor.ranks.max(1)));
+                let in_backward = of_rows(hidden).saturating_add(self.packed(own));
+                // The forward of the loss of a part of the vocabulary holds logits in single precision: differences and their
+                // exponentials, and a copy.
+                let copies = if self.precision == Precision::F32 { 2 } else { 3 };
+                let in_loss = of_rows(own.saturating_mul(tokens).saturating_mul(copies * FLOAT));
+                if self.tensor.ranks > 1 { in_backward.max(in_loss) } else { in_backward }
+            }
+            _ => match experts {
+                Some(experts) => {
+                    let of_experts = experts.bytes(number).saturating_mul(tokens);
+                    of_rows(layer.output_bytes.saturating_add(of_experts)).saturating_add(packed(width))
+                }
+                None if inner > 0 => {
+                    let lora = self.model.adapter().map(|adapter| &adapter.lora);
+                    let has_copies = lora.is_some_and(|lora| lora.dora && lora.dropout == 0.0);
+                    let prefix = format!("{}.mlp", layer.path);
+                    let is_adapted =
+                        specs.iter().any(|spec| is_of_adapter(&spec.path) && is_in(&spec.path, &prefix));
+                    let gradients = if has_copies && is_adapted && self.precision != Precision::F32 {
+                        // With magnitudes, gate and up have copies in single precision, when what SwiGLU has kept is freed.
+                        (2 * FLOAT).saturating_mul(inner / number)
+                    } else {
+                        inner.saturating_mul(3)
+                    };
+                    of_rows(gradients.saturating_add(layer.output_bytes))
+                        .saturating_add(packed(inner / number / tokens.max(1)))
+                }
+                None => of_rows(layer.output_bytes.saturating_mul(2)).saturating_add(packed(width)),
+            },
+        }
+    }
+
+    /// Returns the bytes of the left operand of a product, as wide as this, for a microbatch: a product in half precision packs it
+    /// whole.
+    fn packed(&self, width: u64) -> u64 {
+        let bytes = match self.precision {
+            _ if self.devices == ComputeDevices::Others => 0,
+            Precision::F32 => 0,
+            Precision::Bf16 => Precision::Bf16.bytes(),
+            // The copy has single precision.
+            Precision::F16 => Precision::F32.bytes(),
+        };
+        let rows = (self.tokens as u64).saturating_mul(u64::from(self.rows));
+        bytes.saturating_mul(width).saturating_mul(rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pipewright::nn::TensorParallel;
+    use pipewright_schedule::partition::{Method, partition};
+    use pipewright_schedule::{Recompute, Slices};
+
+    use super::*;
+    use crate::adapter::{Adapter, AdapterStart};
+    use crate::cut_model::CutModel;
+    use crate::decoder::DecoderConfig;
+    use crate::lora::LoraConfig;
+    use crate::model_config::ModelConfig;
+    use crate::training_memory::arrived_rows::ExpertLoad;
+    use crate::training_memory::tensor_share::TensorShare;
+
+    const TOKENS: u64 = 8;
+    const HIDDEN: u64 = 64;
+    const INNER: u64 = 96;
+    const IDS: u64 = 256;
+
+    /// Returns the bytes of a token in the backwards of two stages, which have a block each, with these adapters.
+    fn of_token(precision: Precision, lora: Option<LoraConfig>) -> [u64; 2] {
+        let sizes = DecoderConfig {
+            hidden_size: HIDDEN as usize,
+            intermediate_size: INNER as usize,
+            num_hidden_layers: 2,
+            ..DecoderConfig::new(IDS as usize, 4)
+        };
+        let model = ModelConfig::of_sizes("llama", sizes, serde_json::Map::new()).expect("a model");
+        let mut model = CutModel::from(model);
+        if let Some(lora) = lora {
+            model = model.with_adapter(Adapter { lora, start: AdapterStart::Seed(0) }).expect("adapters");
+        }
+        let partition = partition(&[1; 4], 2, &Method::Even).expect("two stages");
+        let specs = |range| model.outline(range, &TensorParallel::default()).expect("known");
+        let stages: Vec<_> = partition.ranges().map(specs).collect();
+        let kept = KeptActivations {
+            model: &model,
+            partition: &partition,
+            tokens: TOKENS as usize,
+            rows: 2,
+            slices: Slices::ONE,
+            precision,
+            recompute: &Recompute::None,
+            devices: ComputeDevices::Processor,
+            expert_ranks: 1,
+            expert_load: ExpertLoad::Mean,
+            tensor: TensorShare::ALONE,
+        };
+        [0, 1].map(|stage| kept.backward_bytes(&stages)[stage][0] / (2 * TOKENS))
+    }
+
+    #[test]
+    fn a_backward_holds_the_gradients_of_a_feed_forward_layer() {
+        // The gradients of the result, the product, the gate and the other projection; and the packed input of the last product.
+        let dense =
+            |number: u64| number * (HIDDEN + 3 * INNER) + if number == 2 { number * INNER } else { 0 };
+        assert_eq!(of_token(Precision::F32, None), [dense(4); 2]);
+        assert_eq!(of_token(Precision::Bf16, None), [dense(2); 2]);
+    }
+
+    #[test]
+    fn a_frozen_head_frees_its_logits_before_other_layers_have_gradients() {
+        let lora = LoraConfig { rank: 1, ..LoraConfig::default() };
+        assert_eq!(of_token(Precision::F32, Some(lora.clone()))[1], 4 * HIDDEN);
+        // The packed gradients of the logits.
+        assert_eq!(of_token(Precision::Bf16, Some(lora))[1], 2 * HIDDEN + 2 * IDS);
+    }
+
+    #[test]
+    fn magnitudes_have_gradients_in_single_precision() {
+        let lora = LoraConfig { rank: 1, dora: true, ..LoraConfig::default() };
+        let found = of_token(Precision::Bf16, Some(lora))[0];
+        assert_eq!(found, 2 * HIDDEN + 2 * 4 * INNER + 2 * INNER);
+    }
+
+    #[test]
+    fn mixtures_have_rows_of_gradients() {
+        let rows = |has_bias, adapted| ExpertRows { outer: 10, inner: 6, has_bias, adapted };
+        let plain = rows(false, [false; 2]);
+        assert_eq!(plain.bytes(2), 2 * 10 + 4 * 6 + 2 * 2 * 6);
+        assert_eq!(ExpertRows { inner: 2, ..plain }.bytes(2), 2 * 10 + 4 * 10);
+        assert_eq!(rows(true, [false; 2]).bytes(2), 2 * 10 + 4 * 6 + 4 * 10);
+        let adapted = 4 * 10 + 4 * (2 * 6 + 10) + 4 * (10 + 6);
+        assert_eq!(rows(false, [true; 2]).bytes(2), 2 * 10 + adapted);
+    }
+}
