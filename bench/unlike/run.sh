@@ -6,8 +6,8 @@
 #
 #   bench/unlike/run.sh [PIPEWRIGHT]     (default: target/release/pipewright, built with --features mpi)
 #
-# The machines are network namespaces with a core each, so it needs root, iproute2, Open MPI, and two cores without other work. It
-# takes about two minutes. `mpirun` must not bind the processes to cores: each of the two machines would bind its process to the
+# The machines are network namespaces with a core each, so it needs root with real-time priorities, `/dev/net/tun`, iproute2,
+# Python 3, Open MPI, and two cores without other work. It takes about four minutes. `mpirun` must not bind the processes to cores: each of the two machines would bind its process to the
 # first one of the computer that both are on.
 
 set -euo pipefail
@@ -65,9 +65,13 @@ while True:
         time.sleep(max(0, begin - now))
 END
 chrt -f 50 taskset -c 1 python3 "$folder/cable.py" $fast $slow &
+cable=$!
 for end in "$fast 10.78.0.1" "$slow 10.78.0.2"; do
     read -r name address <<<"$end"
-    until ip -n "$name" link show cable >/dev/null 2>&1; do sleep 0.05; done
+    until ip -n "$name" link show cable >/dev/null 2>&1; do
+        kill -0 $cable || { echo "the cable between the machines did not start" >&2; exit 1; }
+        sleep 0.05
+    done
     ip -n "$name" addr add "$address/24" dev cable
     ip -n "$name" link set lo up
     # Each packet that waits for the rate sets a timer. In a virtual machine, timers for packets of 1,500 bytes took a seventh of

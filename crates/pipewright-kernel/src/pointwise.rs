@@ -5,8 +5,8 @@
 //! one definition. Those with few calls are the `libm` crate's, which is written in Rust.
 //!
 //! Largest errors in units in the last place, for arguments from -87.3 to 87.3: [`exp`] 2, [`ln`] and [`ln_1p`] 1,
-//! [`tanh`] 3, [`sigmoid`] 3, [`softplus`] 3, `ln σ(x)` 3, `x σ(x)` 4. The error of GELU is at most `4e-7 (1 + |result|)`, so small results
-//! may have no correct digit. Beyond, [`exp`] is 0 below -87.3 and infinity above 88, [`softplus`] is 0 below -87.3, and
+//! [`tanh`] 3, [`sigmoid`] 3, [`softplus`] 3, `ln σ(x)` 3, `x σ(x)` 4. The error of GELU is at most `4e-7 (1 + |result|)`, so
+//! small results may have no correct digit. Beyond, [`exp`] is 0 below -87.3 and infinity above 88, [`softplus`] is 0 below -87.3, and
 //! [`sigmoid`] and `x σ(x)` are 0 below -88; the true results, except those of [`exp`] above 88, are below 1e-36 there.
 
 use std::mem::MaybeUninit;
@@ -103,8 +103,12 @@ const CHUNK: usize = 1024;
 
 /// Replaces each element by its function, with the bits of [`values`].
 pub fn replace(function: Function, x: &mut [f32]) {
+    let mut memory = [MaybeUninit::<f32>::uninit(); CHUNK];
     for part in x.chunks_mut(CHUNK) {
-        part.copy_from_slice(&values(function, part));
+        let y = &mut memory[..part.len()];
+        write_values(function, part, y);
+        // SAFETY: `write_values` has written all elements.
+        part.copy_from_slice(unsafe { std::slice::from_raw_parts(y.as_ptr().cast(), y.len()) });
     }
 }
 

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 /// Lanes of a sum: independent chains of additions, which fill one AVX-512 register.
 pub(super) const LANES: usize = 16;
 
-/// Returns whether this process does without AVX-512, and without all vector instructions, as tests ask it to.
+/// Returns whether tests have hidden AVX-512, and whether they have hidden all vector instructions.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn are_hidden() -> [bool; 2] {
     #[cfg(feature = "testing")]

@@ -82,7 +82,7 @@ impl Work<'_> {
     fn blocks(&self, threads: usize) -> impl Iterator<Item = Block> {
         let panels =
             [self.rows.count.div_ceil(self.instruction.panel_rows()), self.right.count().div_ceil(COLUMNS)];
-        // A thread would allocate memory that it does not keep for each block.
+        // Blocks that need more memory than a thread keeps would allocate it again each time.
         let kept = KEPT_BYTES / (self.rows.pairs() * COLUMNS * size_of::<u32>()).max(1);
         blocks(panels, self.right.at_once().min(kept).max(self.panels_in_cache()), threads)
     }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
@@ -47,18 +47,8 @@ pub(crate) fn leave_loss(report: &str) -> bool {
 }
 
 fn leave_loss_in(mark: &Path, start: u64, report: &str) -> bool {
-    let is_left = || Sign::find(mark, start).is_some_and(|sign| sign.loss.is_some());
-    if is_left()
+    Sign::find(mark, start).is_some_and(|sign| sign.loss.is_some())
         || record::leave(mark, &Sign { start, has_begun: true, loss: Some(report.to_owned()) }).is_ok()
-    {
-        return true;
-    }
-    // All processes notice the loss at the same time. Writing fails if another one replaces the file in this moment.
-    let deadline = Instant::now() + BEAT;
-    while !is_left() && Instant::now() < deadline {
-        std::thread::sleep(BEAT / 100);
-    }
-    is_left()
 }
 
 /// Returns when a mark was renewed. The file is opened, because a file system in a network then asks its server.

@@ -1,5 +1,6 @@
 //! [`Record`]: a file in the folder of a run, which one process leaves there for another.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::marker::PhantomData;
 use std::path::Path;
 use std::{fs, io};
@@ -70,7 +71,13 @@ impl<T> Record<T> {
 /// # Errors
 /// Fails if the file cannot be written.
 pub(super) fn leave(path: &Path, content: &impl Serialize) -> io::Result<()> {
-    write_fresh(path, serde_json::to_string(content).map_err(io::Error::from)?.as_bytes())
+    let text = serde_json::to_string(content).map_err(io::Error::from)?;
+    // Processes of several hosts may write the record at the same time, and others read it: each finds a whole one.
+    let draft = path.with_extension(format!("{:016x}.draft", RandomState::new().build_hasher().finish()));
+    write_fresh(&draft, text.as_bytes()).and_then(|()| fs::rename(&draft, path)).inspect_err(|_| {
+        // Best effort: the file may not exist.
+        let _ = fs::remove_file(&draft);
+    })
 }
 
 /// Returns a record; `None` if there is none, or if it is not complete yet.

@@ -22,7 +22,7 @@ pub fn sum<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     let count = x.shape().num_elements();
     if count == 0 {
         // Burn copies a dimension that a reshape names 0.
-        return Tensor::zeros([1], &x.device());
+        return Tensor::zeros([1], (&x.device(), x.dtype()));
     }
     row_sums(x.reshape([1, count])).reshape([1])
 }

@@ -3,7 +3,7 @@
 use burn::optim::{RecordState, StateSink, StateSource};
 use burn::tensor::Device;
 
-/// Burn's state of a parameter, recorded as Burn's.
+/// The state of one of Burn's optimizers for a parameter. Its records are Burn's.
 ///
 /// It is restored in the processor's memory, and the next step moves it to the device of the parameter. Burn
 /// restores state on the default device of the build. That may be one that the machine does not have.
