@@ -240,7 +240,7 @@ fn split_backwards_are_full_on_more_ranks() {
 }
 
 /// With each batch in the order of the schedule, ranks would wait 2% to 9% of the time. A stream of microbatches is full with the
-/// schedule's own memory, or one activation more; that of ZBV keeps no more than that of V-Half. Hanayo has rows in its own order
+/// schedule's own memory, or one activation more; the stream of ZBV keeps no more than V-Half's. Hanayo has rows in its own order
 /// that are nearly full.
 #[test]
 fn streams_of_blocks_are_full_with_little_memory() {

@@ -45,7 +45,7 @@ fn reference(optimizer: &str) -> (Reference, PipelineConfig) {
     (reference, PipelineConfig { delayed: true, optimizer: sgd, ..PipelineConfig::default() })
 }
 
-/// Takes so many steps, each of which begins during the one before it if it can.
+/// Takes so many steps. Each begins during the one before it if it can.
 fn take_steps(trainer: &mut Trainer, count: usize) -> Vec<Step> {
     let step = |index| {
         let taken = if index + 1 < count { trainer.step_ahead() } else { trainer.step() };
@@ -80,7 +80,7 @@ fn sgd_retraces_the_delayed_reference() {
     check("sgd");
 }
 
-/// A run that resumes from a checkpoint has the bits of the run that goes on, under another cut too: both versions of
+/// A run that resumes from a checkpoint has the bits of the run that continues, under another cut too: both versions of
 /// the parameters are state. A checkpoint of a run without delay has one, with which both begin.
 #[test]
 fn both_versions_are_state() {

@@ -49,7 +49,7 @@ impl Taken {
         here.or(wrapped)
     }
 
-    /// Adds a span that overlaps with no other one, and joins it with those that it touches.
+    /// Adds a span that overlaps with no other one, and joins it with the spans that it touches.
     fn insert(&mut self, mut first: u64, mut end: u64) {
         if let Some((&before, _)) = self.spans.range(..first).next_back().filter(|(_, it)| **it == first) {
             first = before;

@@ -175,7 +175,7 @@ impl<'a> Search<'a> {
         found
     }
 
-    /// Runs streams. Returns those that are full although messages are late, and the others.
+    /// Runs streams. Returns the streams that are full although messages are late, and the others.
     fn streams(&mut self, alone: &Weaver<'_>, work: u64, order: BatchOrder) -> (Vec<Rows>, Vec<Rows>) {
         // A stream adds gradients in the order of microbatches. In another order, sums would have other bits.
         let slacks = if self.schedule.adds_in_order() && is_uniform(alone) { &SLACKS[..] } else { &[] };
@@ -192,7 +192,7 @@ impl<'a> Search<'a> {
             let rows = allowed.and_then(|cells| self.repeated(cells, 0));
             streams.extend(rows.and_then(|rows| Some((self.repeated(rows.cells.clone(), late)?, rows))));
         }
-        // Of those that are as fast as others, the one that late messages slow the least comes first.
+        // If several are equally fast, the one that late messages slow the least comes first.
         streams.sort_by_key(|(late, _)| late.period);
         // Rows in this order were chosen before, if the order is kept.
         let is_early = |late: &Rows| order == BatchOrder::Kept || late.is_full(work);

@@ -48,7 +48,7 @@ pub(crate) struct Connection {
     pub(super) boundary_bytes: u64,
 }
 
-/// What a connection knows of an attempt that continues later ([`Connection::switch`]).
+/// The figures of an attempt that continues later ([`Connection::switch`]).
 #[derive(Default)]
 pub(super) struct ParkedAttempt {
     attempt: Attempt,

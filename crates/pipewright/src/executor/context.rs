@@ -45,8 +45,8 @@ pub(crate) struct RankContext {
     pub(super) expert_row_group: Group,
     /// The ranks that compute stages together with this one.
     pub(super) tensor_group: Group,
-    /// The ranks that exchange messages with this one in the middle of an action: those of its tensor group and of its expert
-    /// group.
+    /// The ranks that exchange messages with this one in the middle of an action: the ranks of its tensor group and of its
+    /// expert group.
     pub(super) action_group: Group,
     /// The tree over all ranks of the replicas that hold all experts together, which is this replica
     /// if it holds all.

@@ -163,7 +163,7 @@ impl GroupLink {
         }
     }
 
-    /// Exchanges the numbers of exchanges of this attempt with those of another one, which continues.
+    /// Exchanges the numbers of exchanges of this attempt with the numbers of another one, which continues.
     pub(super) fn switch_rounds(&self, parked: &mut Rounds) {
         for (own, parked) in self.rounds.iter().zip(parked) {
             *parked = own.swap(*parked, Ordering::Relaxed);

@@ -11,7 +11,7 @@
 //! | ends | when its row has ended, and the batch before it has updated | when it has updated |
 //!
 //! So there are at most two batches, each with a version of the parameters (`stage/training/versions.rs`): the executor
-//! and its stages have the parts of one, and park those of the other ([`Lane`]). Messages belong to an attempt, which is
+//! and its stages have the parts of one, and park the parts of the other ([`Lane`]). Messages belong to an attempt, which is
 //! the batch.
 //!
 //! Whether a batch follows the one before without a drain is the same on all ranks. Between processes, the gradient norm of the
@@ -60,7 +60,7 @@ pub(super) enum Next<I> {
     Begun,
 }
 
-/// What a rank does next.
+/// The next thing that a rank does.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     Act(usize),

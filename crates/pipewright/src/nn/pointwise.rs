@@ -1,4 +1,4 @@
-//! Functions of each element, whose bits on the processor do not depend on the system's C library as those of Burn's
+//! Functions of each element, whose bits on the processor do not depend on the system's C library, as the bits of Burn's
 //! operations do.
 
 use burn::tensor::{DType, Tensor, activation};

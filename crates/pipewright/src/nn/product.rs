@@ -19,7 +19,7 @@ pub(super) fn as_rows<const D: usize>(x: Tensor<D>, shape: [usize; 2]) -> Tensor
 }
 
 /// Returns `a b`, without deferred gradients. On the processor, the product has the bits of [`Linear`](super::Linear)'s, which do not
-/// depend on the instructions and caches of the processor as those of Burn's product do.
+/// depend on the instructions and caches of the processor, as the bits of Burn's product do.
 pub fn matrix_product(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     multiply(a, b, Layout::Plain, ParamId::new())
 }

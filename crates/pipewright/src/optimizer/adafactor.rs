@@ -80,7 +80,7 @@ impl Optimizer for Adafactor {
     }
 }
 
-/// Returns the moments after a gradient. Those of a vector have a number for each element.
+/// Returns the moments after a gradient. The moments of a vector have a number for each element.
 fn next_state<const D: usize>(
     gradient: &Tensor<D>,
     before: Option<AdafactorMoments<D>>,

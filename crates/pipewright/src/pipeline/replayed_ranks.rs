@@ -47,7 +47,7 @@ pub(super) struct ReplayedRanks<'a, F> {
     pub(super) hashes: bool,
 }
 
-/// What replayed ranks have done.
+/// The results of replayed ranks.
 #[derive(Default)]
 pub(super) struct Replayed {
     /// The hashes before the step, of the ranks that have hashed their state.

@@ -9,8 +9,8 @@
 //!   repeated, the loss scale follows from the gradients, and gradients of inputs may not fit together, which
 //!   is an error.
 //! - In several processes, at once if the batch that runs ends with an update. The ranks begin the next batch
-//!   only if a gradient norm says that all processes have begun the same one (`executor/norm.rs`): that of the batch that
-//!   runs, or if batches overlap, that of the batch before it. Otherwise the processes compare it when the batch that runs
+//!   only if a gradient norm says that all processes have begun the same one (`executor/norm.rs`): the norm of the batch that
+//!   runs, or if batches overlap, the norm of the batch before it. Otherwise the processes compare it when the batch that runs
 //!   has ended. If all of them have begun the next one by then, the reports of the ranks compare it, without a further
 //!   message.
 //!

@@ -92,7 +92,7 @@ pub(crate) struct Boundaries {
     gives: Known,
     /// The inputs of the microbatches of this step whose gradients are to be checked.
     inputs: HashMap<Microbatch, Vec<TensorSpec>>,
-    /// Those of another batch that runs at the same time.
+    /// The inputs of another batch that runs at the same time.
     parked: HashMap<Microbatch, Vec<TensorSpec>>,
     /// Microbatches whose gradients were checked. An evaluation checks no gradients.
     gradients_seen: usize,

@@ -38,7 +38,7 @@ fn delayed() -> PipelineConfig {
 
 type Outcome = (Vec<StepResult>, Vec<(String, Vec<f32>)>);
 
-/// Takes the results of batches, of which every `every`th updates. If `overlaps`, each begins during the one before it.
+/// Takes the results of batches. Every `every`th of them updates. If `overlaps`, each begins during the one before it.
 fn run(pipeline: &mut Pipeline, config: &PipelineConfig, every: u64, overlaps: bool) -> Outcome {
     let mut results = Vec::new();
     for number in 0..BATCHES {
@@ -128,7 +128,7 @@ fn sharded_versions_have_the_bits_of_whole_ones() {
     }
 }
 
-/// What the stages of a run have computed, and what they wait for.
+/// The computations of the stages of a run, and the events for which they wait.
 #[derive(Debug, Default)]
 struct Events {
     state: Mutex<State>,
@@ -257,7 +257,7 @@ fn a_batch_begins_before_the_one_before_has_ended() {
 }
 
 /// The second batch fails on the last rank while the first rank has not ended the first batch. The first batch counts, the
-/// failure has its place, and the pipeline goes on as if the second batch had not been.
+/// failure has its place, and the pipeline continues as if the second batch had not been.
 #[test]
 fn a_failure_leaves_the_batch_before_as_it_is() {
     let config = PipelineConfig { deadline: Duration::from_secs(120), ..delayed() };

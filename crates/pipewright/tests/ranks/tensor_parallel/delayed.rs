@@ -198,7 +198,7 @@ fn a_rank_continues_the_batch_before_while_its_group_waits() {
 }
 
 /// The second batch fails on a rank of the first stage, while a rank of the second stage waits for the other one of its group
-/// in a backward of the first batch. That batch counts, and the pipeline goes on as if the second one had not been.
+/// in a backward of the first batch. That batch counts, and the pipeline continues as if the second one had not been.
 #[test]
 fn a_failure_leaves_an_exchange_of_the_batch_before_as_it_is() {
     let sizes = sizes(2, 1, 2);
