@@ -58,16 +58,18 @@ impl ExpertRows {
 
     /// Returns the most bytes of a token besides the gradient of the result, if a number has `number` bytes.
     fn bytes(self, number: u64) -> u64 {
-        let Self { outer, inner, has_bias, adapted: [enters, leaves] } = self;
-        let if_so = |is_so: bool, numbers: u64| if is_so { numbers } else { 0 };
+        let Self { has_bias, adapted: [enters, leaves], .. } = self;
+        let [number, outer, inner, float] = [number, self.outer, self.inner, FLOAT].map(u128::from);
+        let if_so = |is_so: bool, bytes: u128| if is_so { bytes } else { 0 };
         // The gradient of the activation, in single precision, with the rows of biases or a copy of the gathered gradients.
-        let down = FLOAT * inner + FLOAT * if_so(has_bias, outer) + if_so(leaves, (number + FLOAT) * outer);
-        let activation = FLOAT * inner + 2 * number * inner;
+        let down = float * inner + if_so(has_bias, float * outer) + if_so(leaves, (number + float) * outer);
+        let activation = float * inner + 2 * number * inner;
         // What gate and up have kept is freed, and their gradients are as large.
-        let of_enter = if_so(enters, FLOAT * (2 * inner + outer));
-        let inputs = FLOAT * outer + of_enter + if_so(leaves, FLOAT * (outer + inner));
+        let of_enter = if_so(enters, float * (2 * inner + outer));
+        let inputs = float * outer + of_enter + if_so(leaves, float * (outer + inner));
         // The gathered gradients of the result.
-        number * outer + down.max(activation).max(inputs)
+        let most = number * outer + down.max(activation).max(inputs);
+        u64::try_from(most).unwrap_or(u64::MAX)
     }
 }
 
@@ -93,7 +95,8 @@ impl KeptActivations<'_> {
     /// one, besides the activations of one of them.
     pub(super) fn backward_bytes(&self, stages: &[Vec<ParameterSpec>]) -> Vec<[u64; 2]> {
         let base = base_layers_in(self.model, self.tokens, self.precision, self.devices);
-        let width = base.layers[0].output_bytes / self.precision.bytes() / (self.tokens as u64).max(1);
+        let hidden = |layers: &[LayerDesc]| layers.first().map_or(0, |layer| layer.output_bytes);
+        let width = hidden(&base.layers) / self.precision.bytes() / (self.tokens as u64).max(1);
         let base = self.tensor.of(base, self.model, self.tokens, self.precision.bytes()).layers;
         let layers = self.layers(stages);
         let (kept, parts) = self.without_parts(&layers);
@@ -107,7 +110,7 @@ impl KeptActivations<'_> {
                 let own = || specs.iter().filter(|spec| is_in(&spec.path, &base[index].path));
                 let own_specs: Vec<_> = own().collect();
                 let experts = ExpertRows::of(&own_specs, &base[index].path, width, chosen);
-                let held = self.of_layer(&base[index], base[0].output_bytes, width, (&own_specs, experts));
+                let held = self.of_layer(&base[index], hidden(&base), width, (&own_specs, experts));
                 let activations = bytes(kept.layers[index].activation_bytes);
                 let input = index.checked_sub(1).map_or(0, |below| bytes(base[below].output_bytes));
                 let needed = i128::from(self.stash(&layers, index..index + 1, own()));
@@ -209,8 +212,12 @@ mod tests {
     const INNER: u64 = 96;
     const IDS: u64 = 256;
 
-    /// Returns the bytes of a token in the backwards of two stages, which have a block each, with these adapters.
-    fn of_token(precision: Precision, lora: Option<LoraConfig>) -> [u64; 2] {
+    /// Calls `check` with two stages, which have a block each, with these adapters.
+    fn with_stages<R>(
+        precision: Precision,
+        lora: Option<LoraConfig>,
+        check: impl FnOnce(&KeptActivations<'_>, &[Vec<ParameterSpec>]) -> R,
+    ) -> R {
         let sizes = DecoderConfig {
             hidden_size: HIDDEN as usize,
             intermediate_size: INNER as usize,
@@ -238,7 +245,14 @@ mod tests {
             expert_load: ExpertLoad::Mean,
             tensor: TensorShare::ALONE,
         };
-        [0, 1].map(|stage| kept.backward_bytes(&stages)[stage][0] / (2 * TOKENS))
+        check(&kept, &stages)
+    }
+
+    /// Returns the bytes of a token in the backwards of two stages.
+    fn of_token(precision: Precision, lora: Option<LoraConfig>) -> [u64; 2] {
+        let bytes = |kept: &KeptActivations<'_>, stages: &[Vec<ParameterSpec>]| kept.backward_bytes(stages);
+        let bytes = with_stages(precision, lora, bytes);
+        [0, 1].map(|stage: usize| bytes[stage][0] / (2 * TOKENS))
     }
 
     #[test]
@@ -256,6 +270,19 @@ mod tests {
         assert_eq!(of_token(Precision::F32, Some(lora.clone()))[1], 4 * HIDDEN);
         // The packed gradients of the logits.
         assert_eq!(of_token(Precision::Bf16, Some(lora))[1], 2 * HIDDEN + 2 * IDS);
+    }
+
+    #[test]
+    fn a_frozen_head_keeps_no_input() {
+        let kept = |lora| {
+            let last = |kept: &KeptActivations<'_>, stages: &[Vec<ParameterSpec>]| {
+                kept.layers(stages).layers.last().expect("a head").activation_bytes
+            };
+            with_stages(Precision::F32, lora, last) / TOKENS
+        };
+        // The input and the scale of the norm, its result, and logits with a normaliser.
+        assert_eq!(kept(None), 4 * (HIDDEN + 1 + HIDDEN + IDS + 1));
+        assert_eq!(kept(Some(LoraConfig::default())), 4 * (HIDDEN + 1 + IDS + 1));
     }
 
     #[test]

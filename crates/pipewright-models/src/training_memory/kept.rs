@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use pipewright::tensor::Precision;
 use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
+use pipewright_schedule::profile::HEAD;
 use pipewright_schedule::{LayerDesc, ModelDesc, Partition, Recompute, Slices, StageIndex};
 
 use crate::cut_model::CutModel;
@@ -69,7 +70,8 @@ impl KeptActivations<'_> {
             self.precision != Precision::F32 && self.model.is_trained(&spec.path) && is_of_router(&spec.path)
         });
         for router in routers.filter(|spec| spec.shape.len() == 2) {
-            let input = (router.shape[0] * self.tokens) as u64 * Precision::F32.bytes();
+            let input = (router.shape[0] as u64).saturating_mul(self.tokens as u64);
+            let input = input.saturating_mul(Precision::F32.bytes());
             let of_router = layers.layers.iter_mut().filter(|layer| router.is_in(&layer.path));
             of_router.for_each(|layer| layer.activation_bytes = layer.activation_bytes.saturating_add(input));
         }
@@ -86,6 +88,15 @@ impl KeptActivations<'_> {
                 let (frozen, adapted) = (frozen.into_iter(), trained.iter().copied());
                 let how = (self.precision, one);
                 remove_inputs(&mut layers.layers, lora, frozen, adapted, self.tokens, how);
+                let blocks = &layers.layers[layers.blocks()];
+                let is_of_block = |spec: &&ParameterSpec| blocks.iter().any(|layer| spec.is_in(&layer.path));
+                // Nothing keeps the input of a frozen head either.
+                if trained.iter().all(is_of_block)
+                    && let [.., before, head] = layers.layers.as_mut_slice()
+                    && head.kind == HEAD
+                {
+                    head.activation_bytes = head.activation_bytes.saturating_sub(before.output_bytes);
+                }
             }
             let first = self.first_trained(&layers, stages);
             let has_norm = |layer: &LayerDesc| {
