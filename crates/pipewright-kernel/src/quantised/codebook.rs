@@ -11,7 +11,7 @@ use std::ops::Range;
 use multiversion::multiversion;
 
 use super::decoded::Decoded;
-use super::eights::{self, BlocksOfEights, EIGHT, Factors, InEights};
+use super::eights::{self, BlocksOfRuns, Factors, InEights};
 use super::error::{CodebookError, CutError};
 #[cfg(target_arch = "x86_64")]
 use super::lookup::{Available, Lengths};
@@ -88,8 +88,8 @@ impl Scales {
         }
     }
 
-    /// Writes the scale of each eight elements, from the block `first` on.
-    fn spread(&self, first: usize, blocks: BlocksOfEights, out: &mut [f32]) {
+    /// Writes the scale of each run of elements, from the block `first` on.
+    fn spread(&self, first: usize, blocks: BlocksOfRuns, out: &mut [f32]) {
         match self {
             Self::Single(scales) => eights::spread(&scales[first..], blocks, out),
             Self::Double(double) => double.spread(first, blocks, out),
@@ -152,16 +152,20 @@ fn power_of_two(exponent: u8) -> f32 {
     f32::from_bits(if exponent == 0 { 1 << 22 } else { u32::from(exponent) << 23 })
 }
 
-/// Writes `map[code] * scale + offset` for each eight elements of the blocks of `codes`.
+/// Writes `map[code] * scale + offset` for each run of elements of the blocks of `codes`.
 #[multiversion(targets = "simd")]
 fn spread_codes(
     codes: &[u8],
     map: &[f32; 256],
     [scale, offset]: [f32; 2],
-    blocks: BlocksOfEights,
+    blocks: BlocksOfRuns,
     out: &mut [f32],
 ) {
-    blocks.spread(|block| map[usize::from(codes[block])] * scale + offset, out);
+    let factor_of = |code: u8| map[usize::from(code)] * scale + offset;
+    if blocks.size == 1 {
+        return out.iter_mut().zip(codes).for_each(|(to, &code)| *to = factor_of(code));
+    }
+    blocks.spread(|block| factor_of(codes[block]), out);
 }
 
 impl DoubleScales {
@@ -171,13 +175,13 @@ impl DoubleScales {
         self.map[usize::from(self.codes[block])] * scale + self.offset
     }
 
-    /// Writes the scale of each eight elements, from the block `first` on, with the bits of [`DoubleScales::get`].
-    fn spread(&self, first: usize, mut blocks: BlocksOfEights, mut out: &mut [f32]) {
+    /// Writes the scale of each run of elements, from the block `first` on, with the bits of [`DoubleScales::get`].
+    fn spread(&self, first: usize, mut blocks: BlocksOfRuns, mut out: &mut [f32]) {
         let (mut first, mut of_scales) = (first, (self.first + first) / self.block);
         while !out.is_empty() {
             // The blocks whose scales have the same scale.
             let count = (of_scales + 1) * self.block - self.first - first;
-            let (own, rest) = out.split_at_mut(blocks.eights(count).min(out.len()));
+            let (own, rest) = out.split_at_mut(blocks.runs(count).min(out.len()));
             let numbers = [self.scales[of_scales], self.offset];
             spread_codes(&self.codes[first..], &self.map, numbers, blocks, own);
             (out, first, of_scales) = (rest, first + count, of_scales + 1);
@@ -306,13 +310,6 @@ impl Codebook {
         true
     }
 
-    /// Returns whether the elements of each eight neighbours of a row are in one block.
-    pub(super) fn is_in_eights(&self) -> bool {
-        let Place { first, stride, .. } = self.place;
-        [first, stride, self.block, self.columns].iter().all(|size| size.is_multiple_of(EIGHT))
-            && self.columns > 0
-    }
-
     /// Writes elements of one block, from the element `first` of this matrix on.
     fn decode_block<T: Decoded>(&self, first: usize, scale: f32, out: &mut [T]) {
         let bytes = &self.codes[first / 2..(first + out.len()).div_ceil(2)];
@@ -411,11 +408,17 @@ impl InEights for Codebook {
         &self.table
     }
 
-    fn eights<'a>(&'a self, row: usize, factors: Factors<'_>) -> &'a [u8] {
+    fn is_in_runs(&self, count: usize) -> bool {
+        let Place { first, stride, .. } = self.place;
+        [first, stride, self.block, self.columns].iter().all(|size| size.is_multiple_of(count))
+            && self.columns > 0
+    }
+
+    fn row<'a>(&'a self, row: usize, run: usize, factors: Factors<'_>) -> &'a [u8] {
         let element = self.place.first + row * self.place.stride;
         let block = element / self.block;
-        let skipped = (element - block * self.block) / EIGHT;
-        let blocks = BlocksOfEights { size: self.block / EIGHT, skipped };
+        let skipped = (element - block * self.block) / run;
+        let blocks = BlocksOfRuns { size: self.block / run, skipped };
         self.scales.spread(block - self.place.first_block, blocks, factors.scales);
         let bytes = self.columns / 2;
         &self.codes[row * bytes..][..bytes]

@@ -39,43 +39,46 @@ pub(super) trait InEights {
     /// Returns the numbers of the codes.
     fn numbers(&self) -> &[f32; 16];
 
-    /// Writes the scales and offsets of the eights of a row, and returns the codes.
-    fn eights<'a>(&'a self, row: usize, factors: Factors<'_>) -> &'a [u8];
+    /// Returns whether the elements of each `count` neighbours of a row, which begin at a multiple of `count`, are in one block.
+    fn is_in_runs(&self, count: usize) -> bool;
+
+    /// Writes the scales and offsets of each `run` neighbours of a row, and returns the codes.
+    fn row<'a>(&'a self, row: usize, run: usize, factors: Factors<'_>) -> &'a [u8];
 }
 
-/// Room for the scales and offsets of the eights of a row.
+/// Room for the scales and offsets of the runs of a row.
 pub(super) struct Factors<'a> {
     pub(super) scales: &'a mut [f32],
     pub(super) offsets: &'a mut [f32],
 }
 
-/// Blocks whose elements have the same factor.
+/// Blocks whose elements have the same factor, divided into runs of neighbours.
 #[derive(Clone, Copy)]
-pub(super) struct BlocksOfEights {
-    /// The eights of a block.
+pub(super) struct BlocksOfRuns {
+    /// The runs of a block.
     pub(super) size: usize,
-    /// The eights of the first block that are before the row.
+    /// The runs of the first block that are before the row.
     pub(super) skipped: usize,
 }
 
-impl BlocksOfEights {
-    /// Returns the eights of the first `count` blocks.
-    pub(super) fn eights(self, count: usize) -> usize {
+impl BlocksOfRuns {
+    /// Returns the runs of the first `count` blocks.
+    pub(super) fn runs(self, count: usize) -> usize {
         count * self.size - self.skipped
     }
 
-    /// Writes the factor of each eight of a row. `factor_of` returns the factor of a block.
+    /// Writes the factor of each run of a row. `factor_of` returns the factor of a block.
     #[inline(always)]
     pub(super) fn spread(self, factor_of: impl Fn(usize) -> f32, out: &mut [f32]) {
         if out.is_empty() {
             return;
         }
-        let (own, others) = out.split_at_mut(self.eights(1).min(out.len()));
+        let (own, others) = out.split_at_mut(self.runs(1).min(out.len()));
         own.fill(factor_of(0));
         // Blocks of common sizes are filled without a loop.
         match self.size {
+            2 => fill::<2>(&factor_of, others),
             4 => fill::<4>(&factor_of, others),
-            8 => fill::<8>(&factor_of, others),
             size => {
                 for (block, to) in others.chunks_mut(size).enumerate() {
                     to.fill(factor_of(block + 1));
@@ -98,9 +101,12 @@ fn fill<const N: usize>(factor_of: impl Fn(usize) -> f32, out: &mut [f32]) {
     }
 }
 
-/// Writes the factor of each eight of a row, from the factors of its blocks.
+/// Writes the factor of each run of a row, from the factors of its blocks.
 #[multiversion(targets = "simd")]
-pub(super) fn spread(factors: &[f32], blocks: BlocksOfEights, out: &mut [f32]) {
+pub(super) fn spread(factors: &[f32], blocks: BlocksOfRuns, out: &mut [f32]) {
+    if blocks.size == 1 {
+        return out.copy_from_slice(&factors[..out.len()]);
+    }
     blocks.spread(|block| factors[block], out);
 }
 
@@ -109,10 +115,47 @@ pub(super) fn spread(factors: &[f32], blocks: BlocksOfEights, out: &mut [f32]) {
 #[repr(C, align(64))]
 struct Lanes([f32; LANES]);
 
-/// Returns the numbers of all lanes.
-fn flat(lanes: &mut [Lanes]) -> &mut [f32] {
-    // SAFETY: the type has the layout of its only field, whose size is the alignment.
-    unsafe { std::slice::from_raw_parts_mut(lanes.as_mut_ptr().cast(), lanes.len() * LANES) }
+/// The scales or offsets of a chunk: one for each run of neighbours.
+trait Chunked: Copy {
+    /// The neighbours of a run.
+    const RUN: usize;
+    const ZERO: Self;
+
+    /// Returns the factors of all chunks.
+    fn flat(chunks: &mut [Self]) -> &mut [f32];
+
+    /// Returns the factor of each lane.
+    fn lanes<U: Unit>(&self, unit: U) -> U::Lanes;
+}
+
+impl Chunked for Lanes {
+    const RUN: usize = EIGHT;
+    const ZERO: Self = Self([0.0; LANES]);
+
+    fn flat(chunks: &mut [Self]) -> &mut [f32] {
+        // SAFETY: the type has the layout of its only field, whose size is the alignment.
+        unsafe { std::slice::from_raw_parts_mut(chunks.as_mut_ptr().cast(), chunks.len() * LANES) }
+    }
+
+    #[inline(always)]
+    fn lanes<U: Unit>(&self, unit: U) -> U::Lanes {
+        unit.load(&self.0)
+    }
+}
+
+/// Two runs, as in blocks of 64 elements and more.
+impl Chunked for [f32; 2] {
+    const RUN: usize = CHUNK / 2;
+    const ZERO: Self = [0.0; 2];
+
+    fn flat(chunks: &mut [Self]) -> &mut [f32] {
+        chunks.as_flattened_mut()
+    }
+
+    #[inline(always)]
+    fn lanes<U: Unit>(&self, unit: U) -> U::Lanes {
+        unit.halves(self)
+    }
 }
 
 /// A row of numbers in the order in which codes are looked up.
@@ -147,27 +190,41 @@ pub(super) fn products<M: InEights>(
     x: &Spread,
     out: &mut [f32],
 ) {
+    if matrix.is_in_runs(<[f32; 2]>::RUN) {
+        products_of::<_, [f32; 2]>(instructions, matrix, first, x, out);
+    } else {
+        products_of::<_, Lanes>(instructions, matrix, first, x, out);
+    }
+}
+
+fn products_of<M: InEights, F: Chunked>(
+    instructions: Instructions,
+    matrix: &M,
+    first: usize,
+    x: &Spread,
+    out: &mut [f32],
+) {
     let chunks = x.chunks.len();
-    let of_row = |is_used: bool| vec![Lanes([0.0; LANES]); if is_used { chunks } else { 0 }];
+    let of_row = |is_used: bool| vec![F::ZERO; if is_used { chunks } else { 0 }];
     let mut scales: [_; ROWS] = std::array::from_fn(|_| of_row(true));
     let mut offsets: [_; ROWS] = std::array::from_fn(|_| of_row(M::HAS_OFFSETS));
     let mut codes: [&[u8]; ROWS] = [&[]; ROWS];
     for (index, out) in out.chunks_mut(ROWS).enumerate() {
         // Rows after the last one repeat it.
         for (place, codes) in codes.iter_mut().enumerate() {
-            let eights = x.columns / EIGHT;
+            let runs = x.columns / F::RUN;
             let factors = Factors {
-                scales: &mut flat(&mut scales[place])[..eights],
-                offsets: flat(&mut offsets[place]).get_mut(..eights).unwrap_or_default(),
+                scales: &mut F::flat(&mut scales[place])[..runs],
+                offsets: F::flat(&mut offsets[place]).get_mut(..runs).unwrap_or_default(),
             };
-            *codes = matrix.eights(first + index * ROWS + place.min(out.len() - 1), factors);
+            *codes = matrix.row(first + index * ROWS + place.min(out.len() - 1), F::RUN, factors);
         }
         let [scales, offsets] = [&scales, &offsets].map(|factors| factors.each_ref().map(Vec::as_slice));
         let rows = Rows { codes, scales, offsets, numbers: matrix.numbers(), x };
         let found = if M::HAS_OFFSETS {
-            instructions.products::<true>(&rows)
+            instructions.products::<_, true>(&rows)
         } else {
-            instructions.products::<false>(&rows)
+            instructions.products::<_, false>(&rows)
         };
         out.copy_from_slice(&found[..out.len()]);
     }
@@ -211,42 +268,42 @@ impl Instructions {
         all
     }
 
-    fn products<const HAS_OFFSETS: bool>(self, rows: &Rows<'_>) -> [f32; ROWS] {
+    fn products<F: Chunked, const HAS_OFFSETS: bool>(self, rows: &Rows<'_, F>) -> [f32; ROWS] {
         match self {
             Self::Scalar(unit) => rows.products::<_, HAS_OFFSETS>(unit),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the unit proves that the processor has the instructions.
-            Self::Avx2(unit) => unsafe { in_avx2::<HAS_OFFSETS>(unit, rows) },
+            Self::Avx2(unit) => unsafe { in_avx2::<_, HAS_OFFSETS>(unit, rows) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the unit proves that the processor has the instructions.
-            Self::Avx512(unit) => unsafe { in_avx512::<HAS_OFFSETS>(unit, rows) },
+            Self::Avx512(unit) => unsafe { in_avx512::<_, HAS_OFFSETS>(unit, rows) },
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn in_avx2<const HAS_OFFSETS: bool>(unit: Avx2, rows: &Rows<'_>) -> [f32; ROWS] {
+fn in_avx2<F: Chunked, const HAS_OFFSETS: bool>(unit: Avx2, rows: &Rows<'_, F>) -> [f32; ROWS] {
     rows.products::<_, HAS_OFFSETS>(unit)
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-fn in_avx512<const HAS_OFFSETS: bool>(unit: Avx512, rows: &Rows<'_>) -> [f32; ROWS] {
+fn in_avx512<F: Chunked, const HAS_OFFSETS: bool>(unit: Avx512, rows: &Rows<'_, F>) -> [f32; ROWS] {
     rows.products::<_, HAS_OFFSETS>(unit)
 }
 
 /// The operands of some products.
-struct Rows<'a> {
+struct Rows<'a, F> {
     codes: [&'a [u8]; ROWS],
     /// The factors of the chunks of each row.
-    scales: [&'a [Lanes]; ROWS],
-    offsets: [&'a [Lanes]; ROWS],
+    scales: [&'a [F]; ROWS],
+    offsets: [&'a [F]; ROWS],
     numbers: &'a [f32; 16],
     x: &'a Spread,
 }
 
-impl Rows<'_> {
+impl<F: Chunked> Rows<'_, F> {
     /// Computes the products in the order that is described above.
     #[inline(always)]
     fn products<U: Unit, const HAS_OFFSETS: bool>(&self, unit: U) -> [f32; ROWS] {
@@ -255,9 +312,12 @@ impl Rows<'_> {
         let (x, of_x) = (&self.x.chunks[..], &self.x.sums[..]);
         let whole = x.len().min(self.codes[0].len() / (CHUNK / 2));
         // The loop then checks no index.
-        let codes = self.codes.map(|codes| &codes.as_chunks().0[..whole]);
-        let scales = self.scales.map(|scales| &scales[..whole]);
-        let offsets = self.offsets.map(|offsets| if HAS_OFFSETS { &offsets[..whole] } else { offsets });
+        let mut codes = [&[][..]; ROWS];
+        for (chunks, codes) in codes.iter_mut().zip(self.codes) {
+            *chunks = &codes.as_chunks().0[..whole];
+        }
+        let scales = cut(self.scales, whole);
+        let offsets = cut(self.offsets, if HAS_OFFSETS { whole } else { 0 });
         let of_x = &of_x[..whole];
         for index in 0..whole {
             let mut chunk = Chunk {
@@ -296,16 +356,25 @@ impl Rows<'_> {
     }
 }
 
+/// Returns the first `len` elements of each slice. `map` of arrays is not always inlined.
+#[inline(always)]
+fn cut<T>(mut slices: [&[T]; ROWS], len: usize) -> [&[T]; ROWS] {
+    for slice in &mut slices {
+        *slice = &slice[..len];
+    }
+    slices
+}
+
 /// The operands of the products of one chunk.
-struct Chunk<'a> {
+struct Chunk<'a, F> {
     codes: [&'a [u8; CHUNK / 2]; ROWS],
-    scales: [&'a Lanes; ROWS],
-    offsets: [&'a Lanes; ROWS],
+    scales: [&'a F; ROWS],
+    offsets: [&'a F; ROWS],
     x: &'a [Lanes; EIGHT],
     of_x: &'a Lanes,
 }
 
-impl Chunk<'_> {
+impl<F: Chunked> Chunk<'_, F> {
     /// Adds the products to the sums of the rows.
     #[inline(always)]
     fn add<U: Unit, const HAS_OFFSETS: bool>(&self, unit: U, numbers: U::Lanes, sums: &mut [U::Lanes; ROWS]) {
@@ -324,10 +393,10 @@ impl Chunk<'_> {
             }
         }
         for (row, (sum, [even, odd])) in sums.iter_mut().zip(halves).enumerate() {
-            *sum = unit.multiply_add(unit.add(even, odd), unit.load(&self.scales[row].0), *sum);
+            *sum = unit.multiply_add(unit.add(even, odd), self.scales[row].lanes(unit), *sum);
             if HAS_OFFSETS {
                 let of_x = unit.load(&self.of_x.0);
-                *sum = unit.multiply_add(of_x, unit.load(&self.offsets[row].0), *sum);
+                *sum = unit.multiply_add(of_x, self.offsets[row].lanes(unit), *sum);
             }
         }
     }
@@ -353,7 +422,7 @@ mod tests {
     fn defined<M: InEights>(matrix: &M, row: usize, x: &[f32]) -> f32 {
         let (mut scales, mut offsets) = (vec![0.0; x.len() / EIGHT], vec![0.0; x.len() / EIGHT]);
         let factors = Factors { scales: &mut scales, offsets: &mut offsets };
-        let codes = matrix.eights(row, factors);
+        let codes = matrix.row(row, EIGHT, factors);
         let mut lanes = [0f32; LANES];
         for (eight, x) in x.chunks(EIGHT).enumerate() {
             let number = |index: usize| {
@@ -388,7 +457,7 @@ mod tests {
     }
 
     /// Rows with and without a part of a chunk, and blocks that end within rows or have elements of several rows.
-    const SHAPES: [[usize; 3]; 8] = [
+    const SHAPES: [[usize; 3]; 10] = [
         [1, 8, 8],
         [4, 128, 64],
         [5, 136, 32],
@@ -397,6 +466,8 @@ mod tests {
         [3, 2056, 128],
         [7, 72, 256],
         [2, 512, 16],
+        [3, 320, 128],
+        [5, 512, 256],
     ];
 
     #[test]
@@ -419,7 +490,7 @@ mod tests {
                 check(&matrix, [rows, columns]);
                 if rows > 2 && columns > 16 {
                     let part = matrix.part(1..rows, 8..columns - 8);
-                    assert!(part.is_in_eights());
+                    assert!(part.is_in_runs(EIGHT));
                     check(&part, [rows - 1, columns - 16]);
                 }
             }

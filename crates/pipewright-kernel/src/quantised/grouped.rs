@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::decoded::Decoded;
-use super::eights::{self, BlocksOfEights, EIGHT, Factors, InEights};
+use super::eights::{self, BlocksOfRuns, Factors, InEights};
 use super::error::CodebookError;
 
 /// The largest zero: the largest code.
@@ -102,12 +102,6 @@ impl Grouped {
         }
     }
 
-    /// Returns whether the elements of each eight neighbours of a row are in one group.
-    pub(super) fn is_in_eights(&self) -> bool {
-        [self.first, self.group, self.columns].iter().all(|size| size.is_multiple_of(EIGHT))
-            && self.columns > 0
-    }
-
     /// Returns the rows and columns of a part.
     pub(super) fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
         let bytes = self.columns.div_ceil(2);
@@ -165,10 +159,15 @@ impl InEights for Grouped {
         &DIFFERENCES[0]
     }
 
-    fn eights<'a>(&'a self, row: usize, factors: Factors<'_>) -> &'a [u8] {
+    fn is_in_runs(&self, count: usize) -> bool {
+        [self.first, self.group, self.columns].iter().all(|size| size.is_multiple_of(count))
+            && self.columns > 0
+    }
+
+    fn row<'a>(&'a self, row: usize, run: usize, factors: Factors<'_>) -> &'a [u8] {
         let groups = row * self.groups..(row + 1) * self.groups;
         let (zeros, scales) = (&self.zeros[groups.clone()], &self.scales[groups]);
-        let blocks = BlocksOfEights { size: self.group / EIGHT, skipped: self.first / EIGHT };
+        let blocks = BlocksOfRuns { size: self.group / run, skipped: self.first / run };
         eights::spread(scales, blocks, factors.scales);
         blocks.spread(|group| -f32::from(zeros[group]) * scales[group], factors.offsets);
         let bytes = self.columns / 2;

@@ -7,7 +7,7 @@
 use multiversion::multiversion;
 use rayon::prelude::*;
 
-use super::eights::{self, InEights, Instructions, Spread};
+use super::eights::{self, EIGHT, InEights, Instructions, Spread};
 use super::matrix::{Form, QuantisedMatrix};
 use crate::simd::sum;
 
@@ -32,8 +32,8 @@ pub fn row_product(matrix: &QuantisedMatrix, x: &[f32]) -> Vec<f32> {
         return in_chunks(size, |first, out| blocks.products(available, first, x, DECODED, out));
     }
     match matrix.form() {
-        Form::Codebook(codebook) if codebook.is_in_eights() => in_eights(codebook, matrix.rows(), x),
-        Form::Grouped(grouped) if grouped.is_in_eights() => in_eights(grouped, matrix.rows(), x),
+        Form::Codebook(codebook) if codebook.is_in_runs(EIGHT) => in_eights(codebook, matrix.rows(), x),
+        Form::Grouped(grouped) if grouped.is_in_runs(EIGHT) => in_eights(grouped, matrix.rows(), x),
         _ => in_chunks([matrix.rows(), x.len()], |first, out| {
             for (row, out) in (first..).zip(out) {
                 *out = of_row(matrix, row, x);

@@ -16,6 +16,8 @@ pub(super) trait Unit: Copy {
 
     fn zero(self) -> Self::Lanes;
     fn load(self, lanes: &[f32; LANES]) -> Self::Lanes;
+    /// Returns one number in the lower half of the lanes, and one in the upper half.
+    fn halves(self, numbers: &[f32; 2]) -> Self::Lanes;
     fn stored(self, lanes: Self::Lanes) -> [f32; LANES];
     fn add(self, a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
     /// Returns `a b + c`, rounded once.
@@ -42,6 +44,10 @@ impl Unit for Scalar {
 
     fn load(self, lanes: &[f32; LANES]) -> Self::Lanes {
         *lanes
+    }
+
+    fn halves(self, numbers: &[f32; 2]) -> Self::Lanes {
+        std::array::from_fn(|lane| numbers[2 * lane / LANES])
     }
 
     fn stored(self, lanes: Self::Lanes) -> [f32; LANES] {
@@ -99,6 +105,12 @@ impl Unit for Avx512 {
     fn load(self, lanes: &[f32; LANES]) -> __m512 {
         // SAFETY: `self` proves that the processor has the instructions, and the lanes fill a register.
         unsafe { _mm512_loadu_ps(lanes.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn halves(self, &[low, high]: &[f32; 2]) -> __m512 {
+        // SAFETY: `self` proves that the processor has the instructions.
+        unsafe { _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(low), _mm512_set1_ps(high)) }
     }
 
     #[inline(always)]
@@ -174,6 +186,12 @@ impl Unit for Avx2 {
     fn load(self, lanes: &[f32; LANES]) -> Self::Lanes {
         // SAFETY: `self` proves that the processor has the instructions, and the lanes fill two registers.
         unsafe { [_mm256_loadu_ps(lanes.as_ptr()), _mm256_loadu_ps(lanes.as_ptr().add(8))] }
+    }
+
+    #[inline(always)]
+    fn halves(self, &[low, high]: &[f32; 2]) -> Self::Lanes {
+        // SAFETY: `self` proves that the processor has the instructions.
+        unsafe { [_mm256_set1_ps(low), _mm256_set1_ps(high)] }
     }
 
     #[inline(always)]
