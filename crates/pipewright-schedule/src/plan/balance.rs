@@ -109,7 +109,7 @@ impl<'a> Walk<'a> {
             scale: (work / speed).max(f64::MIN_POSITIVE),
             mean: critical / layout.rank_of.len() as f64,
             bytes,
-            times: step.stage_times(&layout.rank_of, &hops, &layout.starts),
+            times: step.stage_times(&hops, &layout.starts),
             hops,
             layout,
             stages_of: vec![Vec::new(); ranks],

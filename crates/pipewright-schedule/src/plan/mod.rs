@@ -36,6 +36,7 @@ mod class;
 mod cuts;
 mod rank_times;
 mod unlike_times;
+mod unlike_cut;
 mod bound;
 mod numbers;
 mod placed_cut;

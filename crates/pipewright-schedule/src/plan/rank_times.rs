@@ -33,6 +33,7 @@
 use std::ops::Range;
 
 use crate::plan::layers::Layers;
+use crate::plan::unlike_cut::UnlikeCut;
 use crate::trained::StageBackward;
 
 /// The sizes that the bounds of a step share.
@@ -159,12 +160,9 @@ impl<'a> Step<'a> {
         self.rank_time(rank, first, sums.work, sums.critical).max(starved)
     }
 
-    /// Returns the times of all stages of a cut. `hops` has the times of the messages from the first stage to
-    /// each one, which do not count if the ranks are unlike.
-    pub(super) fn stage_times(&self, rank_of: &[u32], hops: &[f64], starts: &[usize]) -> Vec<StageTimes> {
-        if self.layers.is_unlike() {
-            return self.unlike_stage_times(rank_of, starts);
-        }
+    /// Returns the times of all stages of a cut over equal ranks. `hops` has the times of the messages from the
+    /// first stage to each one.
+    pub(super) fn stage_times(&self, hops: &[f64], starts: &[usize]) -> Vec<StageTimes> {
         let of_stage =
             |(stage, range): (usize, &[usize])| StageTimes::of(self, range[0]..range[1], hops, stage);
         let mut times: Vec<StageTimes> = starts.windows(2).enumerate().map(of_stage).collect();
@@ -172,7 +170,7 @@ impl<'a> Step<'a> {
         times
     }
 
-    /// Returns the bounds 1, 2 and 4 of a rank with these stages. `first` is the first layer of the first
+    /// Returns the bounds 1, 2 and 4 of one of equal ranks with these stages. `first` is the first layer of the first
     /// one.
     pub(super) fn time_of_rank<'s>(
         &self,
@@ -181,12 +179,7 @@ impl<'a> Step<'a> {
         own: impl Iterator<Item = &'s StageTimes> + Clone,
     ) -> f64 {
         let critical: f64 = own.clone().map(|stage| stage.forward + stage.input).sum();
-        let ends = if self.layers.is_unlike() {
-            let fill = own.clone().next().map_or(0.0, |stage| stage.first_forward);
-            fill + own.clone().find_map(|stage| stage.drain).unwrap_or(0.0)
-        } else {
-            self.fill(rank, first) + self.drain(rank, first)
-        };
+        let ends = self.fill(rank, first) + self.drain(rank, first);
         let mut longest = ends + self.microbatches * critical;
         let with_rest = |time: f64| {
             let left = own.clone().map(|stage| stage.work_from(time, self.microbatches)).sum::<f64>();
@@ -201,13 +194,14 @@ impl<'a> Step<'a> {
     /// Returns the bound for a cut: the largest of all. `rank_of` has the rank of each stage; the first
     /// stages of equal ranks are on the ranks of their number.
     pub(super) fn cut_time(&self, rank_of: &[u32], starts: &[usize]) -> f64 {
-        let hops = self.hops_before(rank_of);
-        let times = self.stage_times(rank_of, &hops, starts);
-        let slowest = times.iter().map(|stage| stage.forward.max(stage.input)).fold(0.0, f64::max);
         if self.layers.is_unlike() {
-            let path = self.unlike_path(&times) + (self.microbatches - 1.0) * slowest;
-            return self.rank_times(rank_of, starts, &times).fold(path, f64::max);
+            let mut cut = UnlikeCut::of(*self);
+            cut.set(rank_of, starts);
+            return cut.time();
         }
+        let hops = self.hops_before(rank_of);
+        let times = self.stage_times(&hops, starts);
+        let slowest = times.iter().map(|stage| stage.forward.max(stage.input)).fold(0.0, f64::max);
         let first = starts.partition_point(|&start| start <= self.layers.first_trained) - 1;
         let more_hops = 2.0 * hops[hops.len() - 1] - hops[first] - self.path_hops();
         let path = self.path() + more_hops.max(0.0) + (self.microbatches - 1.0) * slowest;
@@ -264,8 +258,6 @@ pub(super) struct StageTimes {
     pub(super) first_forward: f64,
     /// Of a stage that runs forward only, the same as `first_forward`.
     pub(super) first_backward: f64,
-    /// On unlike ranks, the time after the last input backward of the stage; `None` if it runs forward only.
-    pub(super) drain: Option<f64>,
 }
 
 impl StageTimes {
@@ -285,21 +277,6 @@ impl StageTimes {
             slowest: [0.0; 2],
             first_forward,
             first_backward,
-            drain: None,
-        }
-    }
-
-    /// Returns the times of a stage on its rank, whose layers have the times there. The first forward starts at
-    /// `first_forward`.
-    pub(super) fn on_rank(layers: &Layers, range: Range<usize>, first_forward: f64) -> Self {
-        Self {
-            forward: layers.forward(range.clone()),
-            input: layers.input(range.clone()),
-            work: layers.work(range),
-            slowest: [0.0; 2],
-            first_forward,
-            first_backward: first_forward,
-            drain: None,
         }
     }
 
@@ -373,7 +350,7 @@ mod tests {
         let starts: Vec<usize> = (0..=forward.len()).collect();
         let rank_of = Class { ranks, chunks: 2, path: Path::Loop }.ranks_of();
         let step = Step::of(&layers, ranks, microbatches);
-        let times = step.stage_times(&rank_of, &step.hops_before(&rank_of), &starts);
+        let times = step.stage_times(&step.hops_before(&rank_of), &starts);
         assert_eq!(step.rank_times(&rank_of, &starts, &times).collect::<Vec<_>>(), expected);
     }
 

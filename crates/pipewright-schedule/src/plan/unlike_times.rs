@@ -1,79 +1,8 @@
-//! The bound on the time of a step for a cut over unlike ranks: the bounds of `rank_times.rs`, with the times
-//! that each stage takes on its own rank and each message on its own link.
-//!
-//! Ranks may have any stages, in any order. So the fill of a stage is the sum of the forwards of all stages
-//! before it, each on its rank, and of their messages; the drain is the sum of the input backwards of these
-//! stages and of the messages back, down to the first stage that runs backward, and a weight gradient there.
+//! The speeds of unlike ranks, and bounds of a step that follow from them alone.
 
-use crate::plan::rank_times::{StageTimes, Step, set_slowest};
+use crate::plan::rank_times::Step;
 
 impl Step<'_> {
-    /// Returns the times of all stages of a cut over unlike ranks.
-    pub(super) fn unlike_stage_times(&self, rank_of: &[u32], starts: &[usize]) -> Vec<StageTimes> {
-        let mut times = Vec::with_capacity(rank_of.len());
-        self.set_unlike_stage_times(rank_of, starts, &mut times);
-        times
-    }
-
-    /// Replaces `times` by the times of all stages of a cut over unlike ranks.
-    pub(super) fn set_unlike_stage_times(
-        &self,
-        rank_of: &[u32],
-        starts: &[usize],
-        times: &mut Vec<StageTimes>,
-    ) {
-        let stages = rank_of.len();
-        times.clear();
-        let mut start = 0.0;
-        for (stage, range) in starts.windows(2).enumerate() {
-            let rank = rank_of[stage];
-            if stage > 0 {
-                start += self.message(rank_of[stage - 1], rank, range[0] - 1);
-            }
-            let layers = self.layers.on(rank as usize);
-            times.push(StageTimes::on_rank(layers, range[0]..range[1], start));
-            start += times[stage].forward;
-        }
-        let runs_backward = |stage: usize| starts[stage + 1] > self.layers.first_trained;
-        let first = starts.partition_point(|&start| start <= self.layers.first_trained) - 1;
-        // The time at which the gradient of the output of a stage can arrive.
-        let mut gradient = start;
-        for stage in (0..stages).rev() {
-            if runs_backward(stage) {
-                times[stage].first_backward = gradient;
-            }
-            gradient += times[stage].input;
-            if stage > first {
-                gradient += self.message(rank_of[stage], rank_of[stage - 1], starts[stage] - 1);
-            }
-        }
-        let mut drain = self.layers.on(rank_of[first] as usize).list[self.layers.first_trained].weight;
-        for stage in first..stages {
-            times[stage].drain = runs_backward(stage).then_some(drain);
-            if let Some(&next) = rank_of.get(stage + 1) {
-                drain += times[stage].input + self.message(next, rank_of[stage], starts[stage + 1] - 1);
-            }
-        }
-        set_slowest(times, |_, _| {});
-    }
-
-    /// Returns the time of the path of one microbatch.
-    pub(super) fn unlike_path(&self, times: &[StageTimes]) -> f64 {
-        times
-            .last()
-            .map_or(0.0, |last| last.first_forward + last.forward + last.input + last.drain.unwrap_or(0.0))
-    }
-
-    /// Returns the time of a message with the output of a layer between two ranks, or its gradient; 0 if they
-    /// are the same.
-    fn message(&self, from: u32, to: u32, layer: usize) -> f64 {
-        if from == to {
-            return 0.0;
-        }
-        let link = self.layers.network.link(from, to);
-        link.latency_s + self.layers.list[layer].output as f64 / link.bytes_per_s
-    }
-
     /// Returns how many times as fast as the profile each rank is at the kind of layer that it is best at.
     pub(super) fn speeds(&self) -> Vec<f64> {
         let ratio = |rank: usize| {

@@ -13,8 +13,8 @@
 
 use crate::plan::numbers::Numbers;
 use crate::plan::placed_cut::{PlacedCut, Swaps, WalkTask};
-use crate::plan::rank_times::StageTimes;
-use crate::plan::tuning::{unlike, walk};
+use crate::plan::tuning::{ROUNDING, unlike, walk};
+use crate::plan::unlike_cut::UnlikeCut;
 
 /// The data of a walk.
 struct Walk<'a> {
@@ -27,9 +27,12 @@ struct Walk<'a> {
     /// activations of a microbatch; if memory is limited.
     bytes: Vec<u64>,
     kept: Vec<u64>,
-    /// The stages of each rank, in order, and the times of all stages, of the last layout.
-    stages_of: Vec<Vec<usize>>,
-    times: Vec<StageTimes>,
+    /// The times of the last layout.
+    cut: UnlikeCut<'a>,
+    /// The least power of each rank in the last layout.
+    powers: Vec<f64>,
+    /// The order in which the bounds of ranks are computed. The ranks that were too slow last come first.
+    order: Vec<usize>,
     /// The rank with the longest time of the last layout, and this time.
     slowest: (u32, f64),
 }
@@ -79,8 +82,8 @@ pub(super) fn balanced_unlike(
 /// Returns the largest time of a rank in a layout, with the second forwards that its memory forces.
 pub(super) fn time_with_memory(task: WalkTask<'_>, layout: &PlacedCut) -> f64 {
     let mut walk = Walk::of(task);
-    walk.set(layout);
-    (0..walk.stages_of.len()).map(|rank| walk.time(layout, rank)).fold(0.0, f64::max)
+    walk.cut.set(&layout.rank_of, &layout.starts);
+    (0..walk.cut.stages_of.len()).map(|rank| walk.time(layout, rank)).fold(0.0, f64::max)
 }
 
 impl<'a> Walk<'a> {
@@ -102,38 +105,43 @@ impl<'a> Walk<'a> {
             critical: critical * (f64::from(step.ranks) / speed),
             bytes,
             kept,
-            stages_of: vec![Vec::new(); step.ranks as usize],
-            times: Vec::new(),
+            cut: UnlikeCut::of(step),
+            powers: Vec::new(),
+            order: (0..step.ranks as usize).collect(),
             slowest: (0, 0.0),
         }
     }
 
-    /// Computes the times of all stages of a layout.
-    fn set(&mut self, layout: &PlacedCut) {
-        self.stages_of.iter_mut().for_each(Vec::clear);
-        for (stage, &rank) in layout.rank_of.iter().enumerate() {
-            self.stages_of[rank as usize].push(stage);
-        }
-        self.task.step.set_unlike_stage_times(&layout.rank_of, &layout.starts, &mut self.times);
-    }
-
-    /// Returns the sum of the powers of the bounds of all ranks; a part of it if that is above `limit`.
+    /// Returns the sum of the powers of the bounds of all ranks; infinity if that is above `limit`.
     fn energy(&mut self, layout: &PlacedCut, limit: f64) -> f64 {
-        self.set(layout);
+        self.cut.set(&layout.rank_of, &layout.starts);
+        let ranks = self.task.step.ranks as usize;
+        // Bound 1 shows of most changes that they are too much worse.
+        let least = |rank: usize| (self.cut.least_time_of_rank(rank) / self.scale).powi(walk::POWER);
+        self.powers.clear();
+        self.powers.extend((0..ranks).map(least));
+        let mut left: f64 = self.powers.iter().sum();
+        if left * (1.0 - ROUNDING) > limit {
+            return f64::INFINITY;
+        }
         let mean = self.critical / layout.rank_of.len() as f64;
         let delayed = unlike::LONG_STAGE * f64::from(self.task.step.ranks);
         let mut sum = 0.0;
-        for rank in 0..self.stages_of.len() {
-            let own = self.stages_of[rank].iter().map(|&stage| &self.times[stage]);
+        self.slowest.1 = 0.0;
+        for place in 0..ranks {
+            let rank = self.order[place];
+            left -= self.powers[rank];
+            let own = self.cut.stages_of[rank].iter().map(|&stage| &self.cut.stages[stage]);
             let longest = own.map(|stage| stage.forward + stage.input).fold(mean, f64::max);
             let time = self.time(layout, rank) + delayed * (longest - mean);
             let time = time / self.scale * self.excess(layout, rank).powi(2);
-            if rank == 0 || time > self.slowest.1 {
+            if time > self.slowest.1 {
                 self.slowest = (rank as u32, time);
             }
             sum += time.powi(walk::POWER);
-            if sum > limit {
-                break;
+            if sum + left * (1.0 - ROUNDING) > limit {
+                self.order[..=place].rotate_right(1);
+                return f64::INFINITY;
             }
         }
         sum
@@ -141,8 +149,7 @@ impl<'a> Walk<'a> {
 
     /// Returns the bound of a rank, with the second forwards that its memory forces.
     fn time(&self, layout: &PlacedCut, rank: usize) -> f64 {
-        let own = self.stages_of[rank].iter().map(|&stage| &self.times[stage]);
-        self.task.step.time_of_rank(rank, 0, own) + self.second_forwards(layout, rank)
+        self.cut.time_of_rank(rank) + self.second_forwards(layout, rank)
     }
 
     /// Returns the time of the second forwards that the memory of a rank forces.
@@ -150,9 +157,9 @@ impl<'a> Walk<'a> {
         let Some(memory) = self.task.memory else { return 0.0 };
         let microbatches = self.task.step.microbatches;
         let (mut held, mut forward) = (0.0, 0.0);
-        for &stage in &self.stages_of[rank] {
-            let times = &self.times[stage];
-            let in_flight = (times.first_backward - times.first_forward).clamp(0.0, self.scale);
+        for &stage in &self.cut.stages_of[rank] {
+            let times = &self.cut.stages[stage];
+            let in_flight = (times.backwards.first - times.forwards.first).clamp(0.0, self.scale);
             held += sum(&self.kept, layout, stage) as f64 * in_flight * microbatches;
             forward += times.forward;
         }
@@ -169,7 +176,10 @@ impl<'a> Walk<'a> {
 
     /// Returns the bytes that a rank always holds, with one microbatch in flight.
     fn always(&self, layout: &PlacedCut, rank: usize) -> u64 {
-        self.stages_of[rank].iter().map(|&stage| sum(&self.bytes, layout, stage)).fold(0, u64::saturating_add)
+        self.cut.stages_of[rank]
+            .iter()
+            .map(|&stage| sum(&self.bytes, layout, stage))
+            .fold(0, u64::saturating_add)
     }
 }
 
@@ -193,7 +203,7 @@ mod tests {
             let (step, plenty) = (Step::of(&layers, 3, 12), RankMemory::Equal(1 << 40));
             let task = WalkTask { step, memory: Some(&plenty), stay: 1.0, swaps: Swaps::Any, steps: 0 };
             let mut walk = Walk::of(task);
-            walk.set(&layout);
+            walk.cut.set(&layout.rank_of, &layout.starts);
             let always = (0..3).map(|rank| walk.always(&layout, rank)).max().unwrap_or(0);
             let time = |memory: u64, stay: f64| {
                 let memory = RankMemory::Equal(memory);
