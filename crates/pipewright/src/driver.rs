@@ -360,7 +360,7 @@ impl<'a> OverlappingSteps<'a> {
     /// Polls the executor, and sleeps if it waits. A panic becomes an error.
     fn poll(&mut self) -> Result<OverlapPoll, StepError> {
         let polled = caught(|| self.executor.poll_overlap());
-        let polled = polled.unwrap_or_else(|cause| Err(self.executor.error(cause)))?;
+        let polled = polled.unwrap_or_else(|cause| Err(self.executor.error_of_overlap(cause)))?;
         if polled == OverlapPoll::Pending {
             self.executor.wait_overlap()?;
         }

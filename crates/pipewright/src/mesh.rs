@@ -97,7 +97,7 @@ pub trait RankGroups {
     /// Returns the ranks that exchange messages with a rank in the middle of an action, and this rank: the tensor groups of its
     /// stages in all replicas of its expert group. `None` for a rank outside the mesh.
     fn action_group(&self, world: WorldRank) -> Option<Group> {
-        let own = self.coord(world).rank;
+        let own = coord_inside(self.mesh(), world)?.rank;
         let members = self.model_group(world)?;
         let coords = members.members().iter().map(|&member| self.coord(member));
         group(self.mesh(), coords.filter(|coord| coord.rank == own), world)

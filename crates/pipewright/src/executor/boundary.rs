@@ -118,6 +118,12 @@ impl Executor {
         self.fetch_skips(Direction::Backward, at)
     }
 
+    /// Returns the message with the tensors that cross a boundary from a stage to one of this rank.
+    pub(super) fn boundary_message(&self, direction: Direction, from: StageIndex, to: At) -> AwaitedMessage {
+        let tag = Tag::Boundary { direction, stage: to.stage, microbatch: to.microbatch };
+        self.context.awaited(self.context.placement.rank_of(from), tag)
+    }
+
     /// Takes the tensors that cross a boundary to a stage of this rank.
     fn receive_boundary(
         &mut self,
@@ -125,8 +131,7 @@ impl Executor {
         message: BoundaryMessage,
     ) -> Result<Received, Cause> {
         let BoundaryMessage { from, to: stage, microbatch } = message;
-        let tag = Tag::Boundary { direction, stage, microbatch };
-        let awaited = self.context.awaited(self.context.placement.rank_of(from), tag);
+        let awaited = self.boundary_message(direction, from, At { stage, microbatch });
         let Some((sent, parts)) = self.connection.take_tensors(awaited)? else {
             return Ok(Received::NotYet(awaited));
         };

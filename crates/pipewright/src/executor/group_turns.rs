@@ -35,6 +35,7 @@ impl Executor {
             if let Some(awaited) = self.missing(action)? {
                 return Ok(Some(awaited));
             }
+            self.recorder.note_arrived();
             let Self { context, connection, step, .. } = self;
             let tag = Tag::GroupReady { position: step.position as u32 };
             for (_, to) in context.action_group.others() {
@@ -61,8 +62,7 @@ impl Executor {
         };
         let Some(source) = source else { return Ok(None) };
         if !self.context.is_local(source) {
-            let tag = Tag::Boundary { direction, stage, microbatch };
-            let awaited = self.context.awaited(self.context.placement.rank_of(source), tag);
+            let awaited = self.boundary_message(direction, source, At { stage, microbatch });
             if !self.connection.has_arrived(awaited) {
                 return Ok(Some(awaited));
             }

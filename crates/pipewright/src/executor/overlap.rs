@@ -144,8 +144,8 @@ pub(super) struct Overlap {
     /// The batch whose parts the executor has.
     pub(super) current: usize,
     pub(super) attempts: [Attempt; 2],
-    /// Whether the computation has run whose messages follow.
-    pub(super) has_computed: bool,
+    /// The batch whose last computation has run, and whose messages behind it have not.
+    pub(super) computed: Option<usize>,
     pub(super) parked: Lane,
 }
 

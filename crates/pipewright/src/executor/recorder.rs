@@ -65,6 +65,8 @@ pub(super) struct Recorder {
     pub(super) origin: Instant,
     /// The time at which the current action was first tried; a waiting action is tried again.
     entered: Option<Instant>,
+    /// When the message of the current action had arrived, if it is taken later.
+    arrived: Option<Instant>,
     /// The time at which the program ended; `None` before its end.
     program_end: Option<Instant>,
     records: Records,
@@ -78,6 +80,7 @@ impl Recorder {
             row,
             origin: Instant::now(),
             entered: None,
+            arrived: None,
             program_end: None,
             records: Records::default(),
             forms: Vec::new(),
@@ -87,7 +90,7 @@ impl Recorder {
     /// Starts the records of a step that has about this many events and messages.
     pub(super) fn begin(&mut self, origin: Instant, events: usize, messages: usize) {
         (self.origin, self.entered, self.records) = (origin, None, Records::default());
-        self.program_end = None;
+        (self.arrived, self.program_end) = (None, None);
         self.records.events.reserve(events);
         self.records.messages.reserve(messages);
     }
@@ -111,7 +114,12 @@ impl Recorder {
 
     /// Notes that the current action is done.
     pub(super) fn leave(&mut self) {
-        self.entered = None;
+        (self.entered, self.arrived) = (None, None);
+    }
+
+    /// Notes that the message of the current action has arrived, if it has one. It is taken later.
+    pub(super) fn note_arrived(&mut self) {
+        self.arrived = Some(Instant::now());
     }
 
     /// Returns the time since the current action was first tried.
@@ -121,15 +129,20 @@ impl Recorder {
 
     /// Adds the event of an action that has just ended: from its first attempt until the current time.
     pub(super) fn note(&mut self, action: Action) {
-        let start = self.seconds(self.entered.unwrap_or_else(Instant::now));
-        let end = self.origin.elapsed().as_secs_f64();
+        self.note_until(action, Instant::now());
+    }
+
+    fn note_until(&mut self, action: Action, end: Instant) {
+        let start = self.seconds(self.entered.unwrap_or(end));
+        let end = self.seconds(end);
         self.records.events.push(Event { rank: self.row, action, start, end });
     }
 
     /// Adds the event of a receive whose message has just been taken. The computation that uses it begins at
     /// the current time.
     pub(super) fn note_received(&mut self, action: Action) {
-        self.note(action);
+        let arrived = self.arrived.take().unwrap_or_else(Instant::now);
+        self.note_until(action, arrived);
         self.entered = Some(Instant::now());
     }
 
@@ -240,11 +253,12 @@ impl Recorder {
     }
 
     /// Counts the time in which the rank was idle while a message was in transit. This time starts when the
-    /// message was sent or when the rank began to wait, whichever is later, and ends at the current time.
-    /// Waiting for a message that is not sent yet is a bubble.
+    /// message was sent or when the rank began to wait, whichever is later, and ends when it had arrived, or else at the current
+    /// time. Waiting for a message that is not sent yet is a bubble.
     pub(super) fn note_exposed(&mut self, sent: Instant) {
-        let waiting_since = self.entered.unwrap_or_else(Instant::now);
-        self.records.waited += waiting_since.max(sent).elapsed();
+        let arrived = self.arrived.unwrap_or_else(Instant::now);
+        let waiting_since = self.entered.unwrap_or(arrived);
+        self.records.waited += arrived.saturating_duration_since(waiting_since.max(sent));
     }
 
     /// Counts the time in which the rank waited until a message that it had sent left.

@@ -44,7 +44,7 @@ impl Executor {
         };
         let attempts = [input.attempt; 2];
         let turns = Turns::new(row);
-        self.overlap = Some(Overlap { turns, current: 0, attempts, has_computed: false, parked });
+        self.overlap = Some(Overlap { turns, current: 0, attempts, computed: None, parked });
         self.begin(input);
     }
 
@@ -87,15 +87,16 @@ impl Executor {
         }
     }
 
-    /// Waits until a message arrives or a batch fails on another rank. A deadline that passes is an error of the earlier
-    /// batch, for which the later one may wait too.
+    /// Waits until a message arrives or a batch fails on another rank.
     pub(crate) fn wait_overlap(&mut self) -> Result<(), StepError> {
-        self.connection.wait().map_err(|cause| self.error_of_earlier(cause))
+        self.connection.wait().map_err(|cause| self.error_of_overlap(cause))
     }
 
-    /// Makes an error of the earlier batch.
-    fn error_of_earlier(&mut self, cause: Cause) -> StepError {
-        if let Some([earlier, _]) = self.own_overlap().both() {
+    /// Makes an error of the batch that runs. A deadline that passes is an error of the earlier batch, for which the later
+    /// one may wait too.
+    pub(crate) fn error_of_overlap(&mut self, cause: Cause) -> StepError {
+        let both = self.overlap.as_ref().and_then(Overlap::both);
+        if let (Cause::Deadline { .. }, Some([earlier, _])) = (&cause, both) {
             self.go_to(earlier);
         }
         self.error(cause)
@@ -119,7 +120,8 @@ impl Executor {
             overlap.turns.states[other] != State::Free && overlap.attempts[lane] > overlap.attempts[other];
         if is_later {
             overlap.turns.drop_later(lane);
-            overlap.has_computed = false;
+            // The messages of the other batch still follow.
+            overlap.computed = overlap.computed.filter(|computed| *computed != lane);
             self.reductions.clear();
             self.stages.reset_batch();
             self.step = Step::between(StepNumber::default(), Phase::Idle);
@@ -136,9 +138,9 @@ impl Executor {
         match self.poll() {
             Ok(Poll::Pending) => return Ok(OverlapPoll::Pending),
             Ok(Poll::Progress | Poll::Done) => {}
-            // In an exchange with the tensor group.
+            // In the conversion of a boundary's tensors. The exchanges of modules panic.
             Err(StepError { cause: cause @ Cause::Deadline { .. }, .. }) => {
-                return Err(self.error_of_earlier(cause));
+                return Err(self.error_of_overlap(cause));
             }
             Err(error) => return Err(error),
         }
@@ -147,9 +149,11 @@ impl Executor {
         let (has_computed, next_computes) = (computes(position.wrapping_sub(1)), computes(position));
         let is_last = position >= row.len();
         let overlap = self.own_overlap();
-        overlap.has_computed |= has_computed;
-        if overlap.has_computed && (next_computes || is_last) {
-            overlap.has_computed = false;
+        if has_computed {
+            overlap.computed = Some(lane);
+        }
+        if overlap.computed.is_some() && (next_computes || is_last) {
+            overlap.computed = None;
             overlap.turns.note_done(lane, is_last);
         }
         Ok(OverlapPoll::Progress)
