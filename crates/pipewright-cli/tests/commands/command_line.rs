@@ -166,7 +166,8 @@ data      from 1 file of text
     let (summary, run) = found.split_at(found.find("run ").expect("a line on the run"));
     assert_eq!(summary, expected);
     assert!(run.starts_with("run       3 steps, results in /"), "{run}");
-    let line = "what a backward holds besides activations; messages of a step are not included\nmachine ";
+    let line =
+        "a total includes the gradients inside a backward; messages of a step are not included\nmachine ";
     assert!(run.contains(line), "{run}");
     assert!(!folder.path("out").exists());
     let blocks = folder.print(&["check", "small.toml", "--set", "pipeline.partition=blocks"]);

@@ -1,4 +1,4 @@
-//! The bytes that the forward of a model with adapters keeps besides those of the model itself.
+//! The bytes that the forward of a model keeps for its adapters.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,12 +1,12 @@
-//! The bytes that the backward of a stage holds besides what its forward has kept.
+//! The bytes that the backward of a stage holds besides the activations.
 //!
 //! A backward goes through the operations from the last one to the first. Between them are gradients. Some operations make copies
 //! in single precision, gather the rows of experts, or pack an operand. The most bytes of a head, of a dense layer with SwiGLU and
 //! of a mixture are counted as the operations of [`pipewright::nn`] on the processor hold them, and of other layers the gradients
 //! of their input and output.
 //!
-//! The gradients of weights are computed after those of the stage's inputs. Until then, the backward holds what they need in the
-//! place of what the forward of these layers has kept.
+//! The gradients of weights are computed after the gradients of the stage's inputs. Until then, the backward holds the tensors
+//! that they need, in the place of the activations of these layers.
 
 use std::ops::Range;
 
@@ -64,7 +64,7 @@ impl ExpertRows {
         // The gradient of the activation, in single precision, with the rows of biases or a copy of the gathered gradients.
         let down = float * inner + if_so(has_bias, float * outer) + if_so(leaves, (number + float) * outer);
         let activation = float * inner + 2 * number * inner;
-        // What gate and up have kept is freed, and their gradients are as large.
+        // The activations of gate and up are freed, and their gradients are as large.
         let of_enter = if_so(enters, float * (2 * inner + outer));
         let inputs = float * outer + of_enter + if_so(leaves, float * (outer + inner));
         // The gathered gradients of the result.
@@ -81,7 +81,7 @@ struct Held {
 }
 
 impl Held {
-    /// Adds a layer whose backward holds these bytes, of which `stays` are left.
+    /// Adds a layer whose backward holds these bytes. `stays` of them are left after it.
     fn add(&mut self, held: i128, stays: i128) {
         self.most = self.most.max(self.now + held);
         self.now += stays;
@@ -90,9 +90,9 @@ impl Held {
 }
 
 impl KeptActivations<'_> {
-    /// Returns for each stage, which has these parameters, the most bytes that the backward of a microbatch holds besides what
-    /// its forward has kept, with the parts of layers that it computes again; and the same if it computes whole layers again one by
-    /// one, besides the activations of one of them.
+    /// Returns for each stage, which has these parameters, the most bytes that the backward of a microbatch holds besides the
+    /// activations, with the parts of layers that it computes again; and the same if it computes whole layers again one by one,
+    /// besides the activations of one layer.
     pub(super) fn backward_bytes(&self, stages: &[Vec<ParameterSpec>]) -> Vec<[u64; 2]> {
         let base = base_layers_in(self.model, self.tokens, self.precision, self.devices);
         let hidden = |layers: &[LayerDesc]| layers.first().map_or(0, |layer| layer.output_bytes);
@@ -124,8 +124,8 @@ impl KeptActivations<'_> {
         stages.iter().zip(self.partition.ranges()).map(of_stage).collect()
     }
 
-    /// Returns the most bytes that the backward of a layer, which has these parameters and experts, holds for a microbatch.
-    /// `hidden` are the bytes of the hidden states of a row, and `width` is their width.
+    /// Returns the most bytes that the backward of a layer, which has these parameters and experts, holds for a microbatch. The
+    /// hidden states of a row have `hidden` bytes and the width `width`.
     fn of_layer(
         &self,
         layer: &LayerDesc,
@@ -164,7 +164,7 @@ impl KeptActivations<'_> {
                     let is_adapted =
                         specs.iter().any(|spec| is_of_adapter(&spec.path) && is_in(&spec.path, &prefix));
                     let gradients = if has_copies && is_adapted && self.precision != Precision::F32 {
-                        // With magnitudes, gate and up have copies in single precision, when what SwiGLU has kept is freed.
+                        // With magnitudes, gate and up have copies in single precision, when the activations of SwiGLU are freed.
                         (2 * FLOAT).saturating_mul(inner / number)
                     } else {
                         inner.saturating_mul(3)

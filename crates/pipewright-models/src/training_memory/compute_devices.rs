@@ -2,7 +2,7 @@
 
 use pipewright_schedule::LayerDesc;
 
-/// What the layers of a run compute on. It decides which tensors they keep.
+/// The devices on which the layers of a run compute. They decide which tensors they keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComputeDevices {
     /// The processor.

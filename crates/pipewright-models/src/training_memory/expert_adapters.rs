@@ -1,5 +1,4 @@
-//! The bytes of the adapters of experts that a router chooses ([`pipewright::nn::ExpertAdapter`]), besides those of the model
-//! itself.
+//! The bytes that a model keeps for the adapters of experts that a router chooses ([`pipewright::nn::ExpertAdapter`]).
 
 use pipewright_schedule::LayerDesc;
 
@@ -9,7 +8,7 @@ use crate::parameter::{ParameterSpec, is_in};
 /// The bytes of a number in an adapter.
 const FLOAT: u64 = 4;
 
-/// The shapes of the adapters of an expert, of which the first number is the rows of a matrix.
+/// The shapes of the adapters of an expert. The first number of a shape is the rows of a matrix.
 #[derive(Clone, Copy, Debug, Default)]
 struct Shapes {
     /// The first matrix of gate and up, and the second one of each.

@@ -207,8 +207,8 @@ impl TrainingRun<'_> {
         }
     }
 
-    /// Returns the bytes that a rank holds only in its update, in addition to its gradients, and those that it holds next to the
-    /// activations of another batch. A fingerprint copies the optimizer's state of one stage at a time: into a record, and into
+    /// Returns the bytes that a rank holds only in its update, in addition to its gradients, and the bytes that it holds next to
+    /// the activations of another batch. A fingerprint copies the optimizer's state of one stage at a time: into a record, and into
     /// the bytes of the record.
     fn in_update(&self, rank: Rank, held: HeldBytes, states: &[StageState]) -> (u64, u64) {
         if !self.fingerprints {

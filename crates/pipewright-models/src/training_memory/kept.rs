@@ -38,7 +38,7 @@ pub struct KeptActivations<'a> {
     pub precision: Precision,
     /// The part of their forwards that the stages compute again.
     pub recompute: &'a Recompute,
-    /// What the stages compute on.
+    /// The devices on which the stages compute.
     pub devices: ComputeDevices,
     /// The number of replicas that hold the experts of each mixture together; 1 if each holds all.
     pub expert_ranks: u32,
@@ -137,9 +137,9 @@ impl KeptActivations<'_> {
         stages.iter().zip(0..).map(size).collect()
     }
 
-    /// Returns the bytes of a microbatch that `I` keeps for `W`: the inputs of all products, also those that it has computed again,
-    /// and their output gradients. `layers` are those of [`KeptActivations::layers`], and `specs` are the parameters of a range of
-    /// them.
+    /// Returns the bytes of a microbatch that `I` keeps for `W`: the inputs of all products, also inputs that it has computed again,
+    /// and their output gradients. `layers` are the result of [`KeptActivations::layers`], and `specs` are the parameters of a range
+    /// of them.
     pub(super) fn stash<'s>(
         &self,
         layers: &ModelDesc,

@@ -8,8 +8,8 @@
 //! chosen equally often, or as if all tokens chose experts of one replica ([`ExpertLoad`]).
 //! Ranks that compute a stage together keep their heads and their part of the inner width, and with shares of the tokens
 //! also their share of the hidden states ([`TensorShare`]); families other than dense decoders are counted as if each rank
-//! kept all. What a backward holds besides the activations is counted as the operations on the processor hold it (`backward.rs`).
-//! Gathered hidden states, messages in transit, data, and a checkpoint that is being written are not counted.
+//! kept all. The tensors of a backward besides the activations are counted as the operations on the processor hold them
+//! (`backward.rs`). Gathered hidden states, messages in transit, data, and a checkpoint that is being written are not counted.
 //!
 //! The tensors that operations keep are counted as in predictions for clusters (`kept` of `pipewright-shapes`). The rest is
 //! exact for Pipewright: shapes of its tensors, and what it gathers. `memory` of `pipewright-cluster` has the rules

@@ -10,8 +10,8 @@ use crate::cut_model::CutModel;
 use crate::training_memory::adapters::{OneOperation, add_adapters, remove_inputs};
 use crate::training_memory::compute_devices::ComputeDevices;
 
-/// Returns the layers of a model for rows of `tokens` tokens. Their activations are those that `devices` keep
-/// in the precision of a run, and include what adapters keep.
+/// Returns the layers of a model for rows of `tokens` tokens. Their activations are the tensors that `devices`
+/// keep in the precision of a run, also of adapters.
 pub fn layers_in(
     model: &CutModel,
     tokens: usize,
@@ -56,8 +56,7 @@ pub(super) fn stage_sizes(layers: &[LayerDesc], rows: u32) -> StageSizes {
     StageSizes { activation, stash: activation, keys_values, ..StageSizes::default() }
 }
 
-/// Returns a layer that computes these parts again, and what its backward holds of them. The layer does not
-/// keep them.
+/// Returns a layer that computes these parts again and does not keep them, and the bytes of the parts in its backward.
 pub(super) fn without_parts(layer: &LayerDesc, parts: LayerParts) -> (LayerDesc, u64) {
     let bytes = parts.iter().map(|part| part.bytes_of(layer)).fold(0, u64::saturating_add);
     let bytes = bytes.min(layer.activation_bytes);

@@ -230,7 +230,7 @@ pub fn table(plan: &MemoryPlan) -> String {
     line(
         &mut text,
         "",
-        "a total has what a backward holds besides activations; messages of a step are not included",
+        "a total includes the gradients inside a backward; messages of a step are not included",
     );
     let undo = ranks.iter().map(|held| held.undo).max().unwrap_or(0);
     if undo > 0 {
