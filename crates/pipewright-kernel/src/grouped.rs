@@ -66,7 +66,7 @@ impl Groups {
         Self { assignments, starts, count, tokens: chosen.len() / count }
     }
 
-    /// Returns groups of these sizes of rows that are sorted already, each of which is a token of its own.
+    /// Returns groups of these sizes of rows that are sorted already. Each row is a token of its own.
     pub fn of_sizes(sizes: impl IntoIterator<Item = usize>) -> Self {
         let mut starts = vec![0];
         starts.extend(sizes.into_iter().scan(0, |end, size| {

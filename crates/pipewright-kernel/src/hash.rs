@@ -3,7 +3,7 @@
 
 use multiversion::multiversion;
 
-/// What SplitMix64 adds for each number: an odd number close to 2^64 divided by the golden ratio.
+/// The summand of SplitMix64 for each number: an odd number close to 2^64 divided by the golden ratio.
 pub const INDEX: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Another odd number with bits that look random.
 const BITS: u64 = 0xd6e8_feb8_6659_fd93;

@@ -1,4 +1,4 @@
-//! Products with a narrow matrix, such as those of low-rank adapters: one of the three dimensions is at most
+//! Products with a narrow matrix, such as the products of low-rank adapters: one of the three dimensions is at most
 //! about a hundred.
 //!
 //! Packing an operand takes longer than what such a product saves by it, so both are read as they are. Each

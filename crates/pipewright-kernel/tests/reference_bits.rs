@@ -59,7 +59,7 @@ fn half_numbers(count: usize, seed: usize, kind: Kind) -> (Vec<bf16>, Vec<f32>) 
     (half, single)
 }
 
-/// Checks the bits; those of NaN depend on the order of operands, which a compiler may choose.
+/// Checks the bits. The bits of NaN depend on the order of operands, which a compiler may choose.
 fn check(found: &[f32], expected: &[f32], place: &str) {
     assert_eq!(found.len(), expected.len(), "{place}");
     for (i, (found, expected)) in found.iter().zip(expected).enumerate() {

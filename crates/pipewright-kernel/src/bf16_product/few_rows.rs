@@ -144,8 +144,8 @@ impl Shared<'_> {
         }
     }
 
-    /// Requests the elements that are read [`AHEAD`] columns after those of [`PAIRS`] pairs. After the last column of a strip,
-    /// the next pairs are read.
+    /// Requests the elements of [`PAIRS`] pairs that are read [`AHEAD`] columns later. After the last column of a strip, the next
+    /// pairs are read.
     #[inline]
     fn prefetch(&self, pair: usize, column: usize, [first, count]: [usize; 2]) {
         let ahead = column + AHEAD.min(count);

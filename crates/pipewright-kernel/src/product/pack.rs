@@ -102,7 +102,7 @@ impl<'a> Vectors<'a> {
         }
     }
 
-    /// Packs `COUNT` registers of neighbouring vectors, of which `read` vectors are present in each.
+    /// Packs `COUNT` registers of neighbouring vectors. In each, `read` vectors are present.
     ///
     /// # Safety
     /// As [`Vectors::pack`].
@@ -174,7 +174,7 @@ impl Packed {
     unsafe fn store<V: Vector>(self, k: usize, lane: usize, elements: V) {
         let is_narrow = self.width < V::LANES;
         let room = if is_narrow { (self.depth - k) * self.width } else { self.width - lane };
-        // SAFETY: as the caller says; a whole register ends at the end of the panel at the latest.
+        // SAFETY: as the caller says; a whole register does not reach beyond the panel.
         unsafe {
             let to = self.start.add(k * self.width + lane);
             if room >= V::LANES {
