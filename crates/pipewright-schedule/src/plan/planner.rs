@@ -29,7 +29,9 @@ pub(super) fn plan_pipelines(
     request: &PlanRequest,
     keep_going: &mut dyn FnMut() -> bool,
 ) -> Result<PlanReport, PlanError> {
-    let of_unlike = |effort: u64| (effort as f64 * tuning::unlike::EFFORT) as u64;
+    let is_large = request.ranks > tuning::unlike::ALL_SUBSETS;
+    let share = if is_large { tuning::unlike::EFFORT_OF_MANY } else { tuning::unlike::EFFORT };
+    let of_unlike = |effort: u64| (effort as f64 * share) as u64;
     let effort = if profile.has_unlike_ranks() { of_unlike(request.effort) } else { request.effort };
     let request = &PlanRequest { effort, ..request.clone() };
     let PlanRequest { ranks, microbatches, .. } = *request;

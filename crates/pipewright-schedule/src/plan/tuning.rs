@@ -159,6 +159,9 @@ pub(super) mod unlike {
     pub(crate) const GUIDED: usize = 3;
     /// The share of the work of a search. Memory limits and walks make its units longer than for equal ranks.
     pub(crate) const EFFORT: f64 = 1.0;
+    /// The same for more than [`ALL_SUBSETS`] ranks. Their gaps are larger, and a unit of their work takes less time,
+    /// because they have fewer divisions to compare.
+    pub(crate) const EFFORT_OF_MANY: f64 = 1.25;
     /// The steps of a walk from one of many layouts, for each stage.
     pub(crate) const FIRST_STEPS: usize = 60;
     /// The walks that continue from the best of the layouts.
