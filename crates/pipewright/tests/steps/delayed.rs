@@ -1,8 +1,11 @@
 //! Parameters that are delayed by one update: batches overlap, which changes no bit, and a failure of one batch leaves the
 //! batch before it as it is.
 
+mod dropped;
+
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, Once};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
@@ -22,9 +25,12 @@ use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate};
 
 use crate::ahead::batches::{MICROBATCHES, RATE, StepResult, begin, numbered, parameters, result_of};
+use crate::support::count::Count;
 use crate::support::{self, Mlp, config, ending_in_loss};
 
 const BATCHES: u64 = 6;
+/// The forwards of a stage in a batch.
+const PER_BATCH: u64 = MICROBATCHES as u64;
 
 fn program(schedule: &str, ranks: u32, replicas: u32) -> ValidatedProgram {
     let spec = ScheduleSpec { ranks, microbatches: MICROBATCHES, ..ScheduleSpec::default() };
@@ -128,35 +134,14 @@ fn sharded_versions_have_the_bits_of_whole_ones() {
     }
 }
 
-/// The computations of the stages of a run, and the events for which they wait.
+/// Numbers for which stages wait. They come if batches overlap.
 #[derive(Debug, Default)]
 struct Events {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
     /// The number of batches that the test has begun.
-    begun: u64,
+    begun: Count,
     /// The forwards of each stage.
-    forwards: [usize; 4],
-    has_panicked: bool,
-}
-
-impl Events {
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state.lock().expect("no panic"));
-        self.changed.notify_all();
-    }
-
-    /// Waits for an event that comes if batches overlap. The time is long, and does not pass then.
-    fn wait(&self, has_come: impl Fn(&State) -> bool) {
-        let state = self.state.lock().expect("no panic");
-        let waited =
-            self.changed.wait_timeout_while(state, Duration::from_secs(60), |state| !has_come(state));
-        assert!(!waited.expect("no panic").1.timed_out(), "the next batch has not begun");
-    }
+    forwards: [Count; 4],
+    has_panicked: AtomicBool,
 }
 
 /// A stage that says when it computes a forward. The first forward of the second stage waits until the test has begun the
@@ -172,7 +157,7 @@ struct Watched {
     events: Arc<Events>,
     /// The forward of the second stage that panics.
     #[module(skip)]
-    panics_at: Option<usize>,
+    panics_at: Option<u64>,
     /// If rank 1 hangs after the panic until another rank gives up, what that one logs.
     #[module(skip)]
     gives_up: Option<String>,
@@ -183,28 +168,25 @@ impl StageModule for Watched {
     type Output = Tensor<2>;
 
     fn forward(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {
-        let mut number = 0;
-        self.events.change(|state| {
-            state.forwards[self.stage] += 1;
-            number = state.forwards[self.stage];
-        });
+        let Events { begun, forwards, has_panicked } = &*self.events;
+        let number = forwards[self.stage].add_one();
         if self.stage == 1 {
-            self.events.wait(|state| state.begun == 2);
-            if self.stages == 2 && number == MICROBATCHES as usize {
-                self.events.wait(|state| state.forwards[0] > MICROBATCHES as usize);
+            begun.wait_for(2);
+            if self.stages == 2 && number == PER_BATCH {
+                forwards[0].wait_for(PER_BATCH + 1);
             }
             if self.panics_at == Some(number) {
                 if self.gives_up.is_some() {
                     // By then, rank 0 has sent the next microbatch, and waits for a message of the first batch.
-                    self.events.wait(|state| state.forwards[0] > number);
+                    forwards[0].wait_for(number + 1);
                     std::thread::sleep(Duration::from_millis(300));
                 }
-                self.events.change(|state| state.has_panicked = true);
+                has_panicked.store(true, Ordering::SeqCst);
                 panic!("out of cheese");
             }
         }
         if let Some(text) = &self.gives_up
-            && self.events.state.lock().expect("no panic").has_panicked
+            && has_panicked.load(Ordering::SeqCst)
         {
             hang_until_logged(text);
         }
@@ -217,7 +199,7 @@ impl StageModule for Watched {
 }
 
 /// Launches two ranks whose batches overlap, and begins two batches.
-fn watched(schedule: &str, config: &PipelineConfig, panics_at: Option<usize>) -> Pipeline {
+fn watched(schedule: &str, config: &PipelineConfig, panics_at: Option<u64>) -> Pipeline {
     hanging(schedule, config, panics_at, None)
 }
 
@@ -225,7 +207,7 @@ fn watched(schedule: &str, config: &PipelineConfig, panics_at: Option<usize>) ->
 fn hanging(
     schedule: &str,
     config: &PipelineConfig,
-    panics_at: Option<usize>,
+    panics_at: Option<u64>,
     gives_up: Option<String>,
 ) -> Pipeline {
     let (program, events) = (program(schedule, 2, 1), Arc::new(Events::default()));
@@ -240,7 +222,7 @@ fn hanging(
     for number in 0..2 {
         pipeline.begin(numbered(number, config), RATE).expect("it begins");
     }
-    events.change(|state| state.begun = 2);
+    events.begun.set(2);
     pipeline
 }
 
@@ -261,7 +243,7 @@ fn a_batch_begins_before_the_one_before_has_ended() {
 #[test]
 fn a_failure_leaves_the_batch_before_as_it_is() {
     let config = PipelineConfig { deadline: Duration::from_secs(120), ..delayed() };
-    let mut pipeline = watched("1f1b", &config, Some(MICROBATCHES as usize + 2));
+    let mut pipeline = watched("1f1b", &config, Some(PER_BATCH + 2));
     let mut plain = support::launch(program("1f1b", 2, 1), &config);
     let expected = plain.step_batch(numbered(0, &config), RATE).expect("a step");
     assert_eq!(result_of(&pipeline.finish().expect("the first step")), result_of(&expected));
@@ -280,7 +262,7 @@ fn a_failure_leaves_the_batch_before_as_it_is() {
 #[test]
 fn a_failure_drops_the_batch_behind() {
     let config = PipelineConfig { deadline: Duration::from_secs(120), ..delayed() };
-    let mut pipeline = watched("1f1b", &config, Some(MICROBATCHES as usize));
+    let mut pipeline = watched("1f1b", &config, Some(PER_BATCH));
     pipeline.finish().expect_err("its forward panics");
     assert!(!pipeline.has_begun(), "the second batch is dropped");
     let mut plain = support::launch(program("1f1b", 2, 1), &config);
@@ -292,20 +274,24 @@ fn a_failure_drops_the_batch_behind() {
     assert_eq!(parameters(&mut pipeline), parameters(&mut plain));
 }
 
+fn collect_log() {
+    static LOG: Once = Once::new();
+    LOG.call_once(support::collect_log);
+}
+
 /// If rank 1 calls this, it returns when another rank has logged a text.
 fn hang_until_logged(text: &str) {
     let is_logged = || support::logged(|_| true).iter().any(|logged| logged.contains(text));
     let until = Instant::now() + Duration::from_secs(60);
     while std::thread::current().name() == Some("rank-1") && !is_logged() {
-        assert!(Instant::now() < until, "no rank gives up");
+        assert!(Instant::now() < until, "no rank logs `{text}`");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
 /// Returns a configuration with a deadline, and what a rank logs that gives up.
 fn with_deadline(milliseconds: u64) -> (PipelineConfig, String) {
-    static LOG: Once = Once::new();
-    LOG.call_once(support::collect_log);
+    collect_log();
     let deadline = Duration::from_millis(milliseconds);
     (
         PipelineConfig { deadline, ..delayed() },
@@ -341,7 +327,7 @@ fn a_deadline_fails_the_earlier_batch() {
 fn a_batch_that_has_failed_elsewhere_ends_no_wait() {
     let (config, text) = with_deadline(1700);
     let config = PipelineConfig { recompute: Recompute::Stage, ..config };
-    let panics_at = Some(MICROBATCHES as usize + 1);
+    let panics_at = Some(PER_BATCH + 1);
     let pipeline = hanging("looped-bfs", &config, panics_at, Some(text.clone()));
     check_given_up(pipeline, "looped-bfs", (config, text));
 }
@@ -362,12 +348,8 @@ impl StageModule for Paced {
 
     fn forward(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {
         if self.is_first {
-            let mut batch = 0;
-            self.events.change(|state| {
-                batch = state.forwards[0] as u64 / u64::from(MICROBATCHES);
-                state.forwards[0] += 1;
-            });
-            self.events.wait(|state| state.begun >= BATCHES.min(batch + 2));
+            let batch = (self.events.forwards[0].add_one() - 1) / PER_BATCH;
+            self.events.begun.wait_for(BATCHES.min(batch + 2));
         }
         self.layers.forward(input, context)
     }
@@ -393,7 +375,7 @@ fn overlapping(schedule: &str, ranks: u32) -> Vec<bool> {
         while begun < BATCHES.min(number + 3) {
             begin(&mut pipeline, begun, 1, &config);
             begun += 1;
-            events.change(|state| state.begun = begun);
+            events.begun.set(begun);
         }
         pipeline.finish().expect("a batch").overlaps
     });

@@ -1,9 +1,7 @@
 //! Microbatches that are cut into slices: a layer whose tokens depend on earlier ones, losses of slices, and
 //! refusals.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData, Tolerance, activation};
@@ -15,6 +13,7 @@ use pipewright::stage::{StageContext, StageError, StageModule};
 use pipewright::tensor::unpack;
 use pipewright_schedule::{Recompute, ScheduleSpec, Slices};
 
+use crate::support::count::Count;
 use crate::support::{LAYERS, Mlp, WIDTH, numbers, optimizer};
 
 const ROWS: usize = 2;
@@ -41,23 +40,8 @@ struct Running {
 /// Lets the first layer compute a batch only when the test has begun the next one.
 #[derive(Debug, Default)]
 struct Pace {
-    begun: Mutex<u64>,
-    changed: Condvar,
-    computed: AtomicU64,
-}
-
-impl Pace {
-    fn note_begun(&self) {
-        *self.begun.lock().expect("no panic") += 1;
-        self.changed.notify_all();
-    }
-
-    fn compute(&self) {
-        let least = BATCHES.min(self.computed.fetch_add(1, Ordering::SeqCst) + 2);
-        let begun = self.begun.lock().expect("no panic");
-        let waited = self.changed.wait_timeout_while(begun, Duration::from_secs(60), |begun| *begun < least);
-        assert!(!waited.expect("no panic").1.timed_out(), "the next batch has not begun");
-    }
+    begun: Count,
+    computed: Count,
 }
 
 impl Running {
@@ -78,7 +62,7 @@ impl StageModule for Running {
     fn forward(&self, input: Tensor<3>, context: &StageContext) -> Tensor<3> {
         let (slice, slices) = context.slice();
         if let Some(pace) = self.pace.as_ref().filter(|_| context.microbatch().get() + slice.get() == 0) {
-            pace.compute();
+            pace.begun.wait_for(BATCHES.min(pace.computed.add_one() + 1));
         }
         let [_, tokens, _] = input.dims();
         let up_to = Tensor::<2>::ones([tokens, tokens], &input.device()).tril(0).unsqueeze::<3>();
@@ -189,7 +173,7 @@ fn batches_of_slices_overlap() {
         let mut pipeline = builder.delayed(true).launch().expect("it starts");
         for number in 0..BATCHES {
             pipeline.begin(batch(number), 1e-2).expect("it begins");
-            pace.note_begun();
+            pace.begun.add_one();
         }
         let summaries = (0..BATCHES).map(|_| pipeline.finish().expect("a batch")).collect::<Vec<_>>();
         let overlaps: Vec<bool> = summaries.iter().map(|summary| summary.overlaps).collect();

@@ -30,6 +30,8 @@ use pipewright_schedule::{
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+pub(crate) mod count;
+
 /// Layers of the model; every cut into 1, 2, 4 or 8 stages is even.
 pub(crate) const LAYERS: usize = 8;
 /// Features of every layer.
