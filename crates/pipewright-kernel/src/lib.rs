@@ -33,6 +33,7 @@ pub mod rows;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod scratch;
+pub use scratch::KEPT_BYTES;
 pub mod threads;
 pub mod product;
 pub mod narrow_product;

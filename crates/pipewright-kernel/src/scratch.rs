@@ -4,8 +4,8 @@
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
 
-/// Larger memory is not kept, so that threads without products hold little.
-pub(crate) const KEPT_BYTES: usize = 8 * 1024 * 1024;
+/// The most bytes of a packed operand that a thread keeps for its next product, so that threads without products hold little.
+pub const KEPT_BYTES: usize = 8 * 1024 * 1024;
 const KEPT_LINES: usize = KEPT_BYTES / size_of::<Line>();
 
 /// Smaller memory is not made, so that threads hold the same for products of different sizes, and what a rank holds does not

@@ -224,9 +224,8 @@ impl CutModel {
     /// embedding or a head that is trained whole.
     pub(crate) fn whole_layers(&self) -> Vec<bool> {
         let layers = self.describe_whole(1).layers;
-        let (Some(adapter), Ok(mut specs)) = (&self.adapter, self.trained_parameters()) else {
-            return vec![true; layers.len()];
-        };
+        let adapter = self.adapter.as_ref().map(|adapter| (adapter, self.trained_parameters()));
+        let Some((adapter, Ok(mut specs))) = adapter else { return vec![true; layers.len()] };
         specs.retain(|spec| adapter.lora.saves(&spec.path));
         let copies = if self.trained_copies() { self.parts() as usize } else { 0 };
         let first = layers.len() - copies;

@@ -105,8 +105,8 @@ pub(super) fn remove_inputs<'a>(
 }
 
 /// Removes from `layers` what the layers below the one at index `first` keep, the first trained one: nothing of them is on the
-/// tape. With slices they keep keys and values for later slices. `has_norm` says whether a layer begins with a frozen norm, of
-/// whose input the tape of the first trained layer has nothing either.
+/// tape. With slices they keep keys and values for later slices. `has_norm` says whether a layer begins with a frozen norm. The
+/// tape of the first trained layer then does not keep the input of this norm.
 pub(super) fn remove_below(
     layers: &mut [LayerDesc],
     first: usize,

@@ -19,6 +19,16 @@ pub enum ExpertLoad {
     },
 }
 
+impl ExpertLoad {
+    /// Returns the number of replicas whose tokens choose the experts of one of them.
+    pub(super) fn replicas(self) -> u64 {
+        match self {
+            Self::Mean => 1,
+            Self::OneReplica { replicas } => u64::from(replicas),
+        }
+    }
+}
+
 /// Returns the number of experts that the router of a model chooses for each token; 0 without experts.
 pub(super) fn chosen_experts(model: &ModelConfig) -> u64 {
     model.to_json().get("num_experts_per_tok").and_then(serde_json::Value::as_u64).unwrap_or(0)
@@ -51,16 +61,9 @@ pub(super) fn add_arrived_rows<'a>(
     for layer in layers {
         let Some(matrix) = matrices.iter().find(|spec| spec.is_in(&layer.path)) else { continue };
         let rows = row_bytes(matrix, chosen, tokens as u64, precision);
-        let bytes = match load {
-            ExpertLoad::Mean => rows,
-            ExpertLoad::OneReplica { replicas } => {
-                let replicas = u64::from(replicas);
-                let kept =
-                    chosen.saturating_mul(kept_numbers(&matrices, matrix)).saturating_mul(tokens as u64);
-                let more = kept.saturating_mul(replicas.saturating_sub(1)).saturating_mul(precision.bytes());
-                rows.saturating_mul(replicas).saturating_add(more)
-            }
-        };
+        let kept = chosen.saturating_mul(kept_numbers(&matrices, matrix)).saturating_mul(tokens as u64);
+        let more = kept.saturating_mul(load.replicas().saturating_sub(1)).saturating_mul(precision.bytes());
+        let bytes = rows.saturating_mul(load.replicas()).saturating_add(more);
         layer.activation_bytes = layer.activation_bytes.saturating_add(bytes);
     }
 }

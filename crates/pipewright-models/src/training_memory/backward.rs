@@ -11,12 +11,12 @@
 use std::ops::Range;
 
 use pipewright::tensor::Precision;
+use pipewright_kernel::KEPT_BYTES;
 use pipewright_schedule::LayerDesc;
 use pipewright_schedule::profile::{EMBEDDING, EMBEDDING_PART, HEAD, HEAD_PART, PREDICTION};
 
 use crate::lora::is_of_adapter;
 use crate::parameter::{ParameterSpec, is_in};
-use crate::training_memory::arrived_rows::chosen_experts;
 use crate::training_memory::compute_devices::ComputeDevices;
 use crate::training_memory::expert_adapters::adapted_parts;
 use crate::training_memory::kept::KeptActivations;
@@ -25,13 +25,10 @@ use crate::training_memory::sizes::base_layers_in;
 /// The bytes of a number in single precision.
 const FLOAT: u64 = 4;
 
-/// The most bytes of a packed operand that a thread keeps for its next product.
-const KEPT_OPERAND: u64 = 8 << 20;
-
-/// The widths of the experts of a mixture on a rank, in numbers of a token.
+/// The widths of all rows of a mixture's experts on a rank, in numbers for each of its tokens.
 #[derive(Clone, Copy, Debug)]
 struct ExpertRows {
-    /// The inputs of all experts that the token has chosen.
+    /// The inputs of the experts.
     outer: u64,
     /// The results of the gates of these experts.
     inner: u64,
@@ -41,16 +38,16 @@ struct ExpertRows {
 }
 
 impl ExpertRows {
-    /// Returns the rows of the layer at a path with these parameters, if it is a mixture.
-    fn of(specs: &[&ParameterSpec], layer: &str, hidden: u64, chosen: u64) -> Option<Self> {
+    /// Returns the widths of the layer at a path with these parameters, if it is a mixture. Each token of the rank has `rows` rows.
+    fn of(specs: &[&ParameterSpec], layer: &str, hidden: u64, rows: u64) -> Option<Self> {
         let of_experts =
             || specs.iter().filter(|spec| spec.is_of_routed_expert() && !is_of_adapter(&spec.path));
         let is_matrix = |spec: &&&ParameterSpec| spec.shape.len() == 2;
         let matrix = of_experts().find(is_matrix)?;
         let numbers = matrix.shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size as u64));
         Some(Self {
-            outer: chosen.saturating_mul(hidden),
-            inner: chosen.saturating_mul(numbers / hidden.max(1)),
+            outer: rows.saturating_mul(hidden),
+            inner: rows.saturating_mul(numbers / hidden.max(1)),
             has_bias: of_experts().any(|spec| spec.shape.len() == 1),
             adapted: adapted_parts(specs.iter().copied(), layer),
         })
@@ -101,7 +98,7 @@ impl KeptActivations<'_> {
         let layers = self.layers(stages);
         let (kept, parts) = self.without_parts(&layers);
         let first = self.first_trained(&layers, stages);
-        let chosen = chosen_experts(self.model.model());
+        let (whole_layers, expert_rows) = (self.model.whole_layers(), self.expert_rows());
         let bytes = |of_row: u64| i128::from(of_row) * i128::from(self.rows);
         let of_stage = |(specs, range): (&Vec<ParameterSpec>, Range<usize>)| {
             let (mut whole, mut by_layer) = (Held::default(), Held::default());
@@ -109,11 +106,12 @@ impl KeptActivations<'_> {
             for index in range.filter(|index| *index >= first).rev() {
                 let own = || specs.iter().filter(|spec| is_in(&spec.path, &base[index].path));
                 let own_specs: Vec<_> = own().collect();
-                let experts = ExpertRows::of(&own_specs, &base[index].path, width, chosen);
+                let experts = ExpertRows::of(&own_specs, &base[index].path, width, expert_rows);
                 let held = self.of_layer(&base[index], hidden(&base), width, (&own_specs, experts));
                 let activations = bytes(kept.layers[index].activation_bytes);
                 let input = index.checked_sub(1).map_or(0, |below| bytes(base[below].output_bytes));
-                let needed = i128::from(self.stash(&layers, index..index + 1, own()));
+                let needed =
+                    i128::from(self.stash(&layers, (&whole_layers, expert_rows), index..index + 1, own()));
                 // Parts that are computed again stay as long as gradients of weights need them.
                 whole.add(i128::from(held) + bytes(parts[index]), needed - activations);
                 by_layer.add(activations + i128::from(held), needed - input);
@@ -137,7 +135,7 @@ impl KeptActivations<'_> {
         let of_rows = |bytes: u64| bytes.saturating_mul(rows);
         // A larger operand is freed after its product.
         let packed =
-            |width: u64| Some(self.packed(width)).filter(|bytes| *bytes <= KEPT_OPERAND).unwrap_or(0);
+            |width: u64| Some(self.packed(width)).filter(|bytes| *bytes <= KEPT_BYTES as u64).unwrap_or(0);
         let inner = layer.feed_forward_bytes;
         match &*layer.kind {
             EMBEDDING | EMBEDDING_PART => 0,
@@ -212,8 +210,9 @@ mod tests {
     const INNER: u64 = 96;
     const IDS: u64 = 256;
 
-    /// Calls `check` with two stages, which have a block each, with these adapters.
+    /// Calls `check` with two stages of a model, which have a block each, with these adapters.
     fn with_stages<R>(
+        family: &str,
         precision: Precision,
         lora: Option<LoraConfig>,
         check: impl FnOnce(&KeptActivations<'_>, &[Vec<ParameterSpec>]) -> R,
@@ -224,7 +223,7 @@ mod tests {
             num_hidden_layers: 2,
             ..DecoderConfig::new(IDS as usize, 4)
         };
-        let model = ModelConfig::of_sizes("llama", sizes, serde_json::Map::new()).expect("a model");
+        let model = ModelConfig::of_sizes(family, sizes, serde_json::Map::new()).expect("a model");
         let mut model = CutModel::from(model);
         if let Some(lora) = lora {
             model = model.with_adapter(Adapter { lora, start: AdapterStart::Seed(0) }).expect("adapters");
@@ -251,7 +250,7 @@ mod tests {
     /// Returns the bytes of a token in the backwards of two stages.
     fn of_token(precision: Precision, lora: Option<LoraConfig>) -> [u64; 2] {
         let bytes = |kept: &KeptActivations<'_>, stages: &[Vec<ParameterSpec>]| kept.backward_bytes(stages);
-        let bytes = with_stages(precision, lora, bytes);
+        let bytes = with_stages("llama", precision, lora, bytes);
         [0, 1].map(|stage: usize| bytes[stage][0] / (2 * TOKENS))
     }
 
@@ -278,7 +277,7 @@ mod tests {
             let last = |kept: &KeptActivations<'_>, stages: &[Vec<ParameterSpec>]| {
                 kept.layers(stages).layers.last().expect("a head").activation_bytes
             };
-            with_stages(Precision::F32, lora, last) / TOKENS
+            with_stages("llama", Precision::F32, lora, last) / TOKENS
         };
         // The input and the scale of the norm, its result, and logits with a normaliser.
         assert_eq!(kept(None), 4 * (HIDDEN + 1 + HIDDEN + IDS + 1));
@@ -290,6 +289,22 @@ mod tests {
         let lora = LoraConfig { rank: 1, dora: true, ..LoraConfig::default() };
         let found = of_token(Precision::Bf16, Some(lora))[0];
         assert_eq!(found, 2 * HIDDEN + 2 * 4 * INNER + 2 * INNER);
+    }
+
+    #[test]
+    fn a_replica_whose_experts_all_tokens_choose_has_all_rows() {
+        let gathered = |kept: &KeptActivations<'_>, stages: &[Vec<ParameterSpec>]| {
+            let gate = stages[0].iter().find(|spec| spec.is_of_routed_expert()).expect("experts");
+            let [outer, inner] = [2 * HIDDEN, 2 * gate.shape[1] as u64];
+            let loads = [ExpertLoad::Mean, ExpertLoad::OneReplica { replicas: 4 }];
+            for (expert_load, replicas) in loads.into_iter().zip([1, 4]) {
+                let kept = KeptActivations { expert_ranks: 4, expert_load, ..*kept };
+                let rows = 4 * outer + (3 * 4 * inner).max(4 * outer);
+                let found = kept.backward_bytes(stages)[0][0] / (2 * TOKENS);
+                assert_eq!(found, 4 * HIDDEN + replicas * rows);
+            }
+        };
+        with_stages("qwen3_moe", Precision::F32, None, gathered);
     }
 
     #[test]

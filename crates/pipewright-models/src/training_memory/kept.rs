@@ -79,8 +79,7 @@ impl KeptActivations<'_> {
             let (lora, specs) = (&adapter.lora, stages.iter().flatten());
             let one = OneOperation::new(lora, self.devices, self.tensor.ranks);
             add_adapters(&mut layers.layers, lora, specs, self.tokens, self.precision, one);
-            let (chosen, specs) = (chosen_experts(self.model.model()), stages.iter().flatten());
-            add_expert_adapters(&mut layers.layers, specs, chosen, self.tokens);
+            add_expert_adapters(&mut layers.layers, stages.iter().flatten(), self.expert_rows(), self.tokens);
             let (trained, frozen): (Vec<&ParameterSpec>, Vec<&ParameterSpec>) =
                 stages.iter().flatten().partition(|spec| self.model.is_trained(&spec.path));
             // Ranks that share tokens have further tensors in their place.
@@ -108,6 +107,11 @@ impl KeptActivations<'_> {
         layers
     }
 
+    /// Returns the rows of the experts of a replica for each of its tokens.
+    pub(super) fn expert_rows(&self) -> u64 {
+        chosen_experts(self.model.model()).saturating_mul(self.expert_load.replicas())
+    }
+
     /// Returns the index of the first of these layers with trained parameters. Nothing below it is on the tape.
     pub(super) fn first_trained(&self, layers: &ModelDesc, stages: &[Vec<ParameterSpec>]) -> usize {
         if self.model.adapter().is_none() {
@@ -123,11 +127,12 @@ impl KeptActivations<'_> {
     pub fn sizes(&self, stages: &[Vec<ParameterSpec>]) -> Vec<StageSizes> {
         let layers = self.layers(stages);
         let (kept, parts) = self.without_parts(&layers);
+        let (whole, expert_rows) = (self.model.whole_layers(), self.expert_rows());
         let size = |(specs, stage): (&Vec<ParameterSpec>, u32)| {
             let stage = StageIndex::new(stage);
             let range = self.partition.range(stage);
             let sizes = stage_sizes(&kept.layers[range.clone()], self.rows);
-            let stash = self.stash(&layers, range.clone(), specs.iter());
+            let stash = self.stash(&layers, (&whole, expert_rows), range.clone(), specs.iter());
             let parts = parts[range].iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
             let parts = parts.saturating_mul(u64::from(self.rows));
             let recompute = Some(self.recompute_sizes(&kept, stage));
@@ -138,11 +143,12 @@ impl KeptActivations<'_> {
     }
 
     /// Returns the bytes of a microbatch that `I` keeps for `W`: the inputs of all products, also inputs that it has computed again,
-    /// and their output gradients. `layers` are the result of [`KeptActivations::layers`], and `specs` are the parameters of a range
-    /// of them.
+    /// and their output gradients. `layers` are the result of [`KeptActivations::layers`], `whole` of [`CutModel::whole_layers`]
+    /// and `expert_rows` of [`KeptActivations::expert_rows`], and `specs` are the parameters of a range of the layers.
     pub(super) fn stash<'s>(
         &self,
         layers: &ModelDesc,
+        (whole, expert_rows): (&[bool], u64),
         range: Range<usize>,
         specs: impl Iterator<Item = &'s ParameterSpec> + Clone,
     ) -> u64 {
@@ -150,10 +156,8 @@ impl KeptActivations<'_> {
         let Some(adapter) = self.model.adapter() else { return stage_sizes(own, self.rows).stash };
         let one = OneOperation::new(&adapter.lora, self.devices, self.tensor.ranks);
         let stash = adapter_stash(&adapter.lora, specs.clone(), self.tokens, self.precision, one);
-        let chosen = chosen_experts(self.model.model());
-        let stash = stash.saturating_add(expert_adapter_stash(own, specs, chosen, self.tokens));
-        let whole = &self.model.whole_layers()[range];
-        let trained = own.iter().zip(whole).filter(|(_, is_whole)| **is_whole);
+        let stash = stash.saturating_add(expert_adapter_stash(own, specs, expert_rows, self.tokens));
+        let trained = own.iter().zip(&whole[range]).filter(|(_, is_whole)| **is_whole);
         let trained: Vec<_> = trained.map(|(layer, _)| layer.clone()).collect();
         let of_whole = stage_sizes(&trained, self.rows).stash;
         stash.saturating_mul(u64::from(self.rows)).saturating_add(of_whole)
