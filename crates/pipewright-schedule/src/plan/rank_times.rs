@@ -195,7 +195,7 @@ impl<'a> Step<'a> {
     /// stages of equal ranks are on the ranks of their number.
     pub(super) fn cut_time(&self, rank_of: &[u32], starts: &[usize]) -> f64 {
         if self.layers.is_unlike() {
-            let mut cut = UnlikeCut::of(*self);
+            let mut cut = UnlikeCut::of(self.layers, self.ranks, self.microbatches);
             cut.set(rank_of, starts);
             return cut.time();
         }

@@ -16,7 +16,6 @@
 //! `s` to them. Bound 4 counts the rank and the stage that delay the last microbatch the most, besides the slowest stage.
 
 use crate::plan::layers::Layers;
-use crate::plan::rank_times::Step;
 
 /// The earliest starts of the computations of one kind of a stage: each one is the later one of two bounds.
 #[derive(Debug, Clone, Copy, Default)]
@@ -98,17 +97,16 @@ pub(super) struct UnlikeCut<'a> {
 }
 
 impl<'a> UnlikeCut<'a> {
-    /// Prepares the times of cuts over the ranks of a step.
-    pub(super) fn of(step: Step<'a>) -> Self {
-        let layers = step.layers;
-        let ranks = step.ranks as usize;
+    /// Prepares the times of cuts over `ranks` ranks.
+    pub(super) fn of(layers: &'a Layers, ranks: u32, microbatches: f64) -> Self {
+        let ranks = ranks as usize;
         let link = |pair: usize| {
             let (from, to) = (pair / ranks, pair % ranks);
             let link = layers.network.link(from as u32, to as u32);
             if from == to { [0.0; 2] } else { [link.latency_s, 1.0 / link.bytes_per_s] }
         };
         Self {
-            microbatches: step.microbatches,
+            microbatches,
             first_trained: layers.first_trained,
             on: (0..ranks).map(|rank| layers.on(rank)).collect(),
             links: (0..ranks * ranks).map(link).collect(),
@@ -253,7 +251,7 @@ mod tests {
     #[test]
     fn all_stages_of_a_rank_delay_microbatches() {
         let layers = equal_layers(4, 2);
-        let mut cut = UnlikeCut::of(Step::of(&layers, 2, 3));
+        let mut cut = UnlikeCut::of(&layers, 2, 3.0);
         cut.set(&[0, 1, 0, 1], &[0, 1, 2, 3, 4]);
         check(cut.stages[0].forwards, [0.0, 1.0, 2.0]);
         // Rank 0 has computed five forwards before the last one of its second stage.

@@ -105,7 +105,7 @@ impl<'a> Walk<'a> {
             critical: critical * (f64::from(step.ranks) / speed),
             bytes,
             kept,
-            cut: UnlikeCut::of(step),
+            cut: UnlikeCut::of(step.layers, step.ranks, step.microbatches),
             powers: Vec::new(),
             order: (0..step.ranks as usize).collect(),
             slowest: (0, 0.0),
