@@ -6,7 +6,7 @@
 //! of their input and output.
 //!
 //! The gradients of weights are computed after the gradients of the stage's inputs. Until then, the backward holds the tensors
-//! that they need, in the place of the activations of these layers.
+//! that they need, and no other activations of these layers.
 
 use std::ops::Range;
 
@@ -70,14 +70,14 @@ impl ExpertRows {
     }
 }
 
-/// The bytes that a backward holds more than before it, and the most of them so far.
+/// How many bytes more than before it a backward holds, and the most of them so far.
 #[derive(Default)]
-struct Held {
+struct BackwardPeak {
     now: i128,
     most: i128,
 }
 
-impl Held {
+impl BackwardPeak {
     /// Adds a layer whose backward holds these bytes. `stays` of them are left after it.
     fn add(&mut self, held: i128, stays: i128) {
         self.most = self.most.max(self.now + held);
@@ -101,7 +101,7 @@ impl KeptActivations<'_> {
         let (whole_layers, expert_rows) = (self.model.whole_layers(), self.expert_rows());
         let bytes = |of_row: u64| i128::from(of_row) * i128::from(self.rows);
         let of_stage = |(specs, range): (&Vec<ParameterSpec>, Range<usize>)| {
-            let (mut whole, mut by_layer) = (Held::default(), Held::default());
+            let (mut whole, mut by_layer) = (BackwardPeak::default(), BackwardPeak::default());
             let mut largest = 0;
             for index in range.filter(|index| *index >= first).rev() {
                 let own = || specs.iter().filter(|spec| is_in(&spec.path, &base[index].path));

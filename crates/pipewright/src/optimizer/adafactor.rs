@@ -5,7 +5,7 @@ use burn::tensor::{Device, Tensor};
 use pipewright_kernel::squares::sum_squares;
 
 use super::adamw::cpu;
-use super::restored::Restored;
+use super::restored_state::RestoredState;
 use crate::nn::{elements, sum, sum_dim};
 
 /// Added to squared gradients, and the least size of a parameter for the size of its step.
@@ -38,7 +38,7 @@ impl Adafactor {
 }
 
 /// The second moments of a parameter.
-pub type AdafactorMoments<const D: usize> = Restored<AdafactorState<D>>;
+pub type AdafactorMoments<const D: usize> = RestoredState<AdafactorState<D>>;
 
 impl Optimizer for Adafactor {
     type State<const D: usize> = AdafactorMoments<D>;
@@ -65,14 +65,14 @@ impl Optimizer for Adafactor {
         let update = update / excess.unsqueeze() * size.unsqueeze() * step;
         let keep = 1.0 - learning_rate * f64::from(self.weight_decay);
         let kept = if self.weight_decay == 0.0 { parameter } else { parameter * keep };
-        (kept - update, Some(Restored(state)))
+        (kept - update, Some(RestoredState(state)))
     }
 
     fn to_device<const D: usize>(
-        Restored(state): AdafactorMoments<D>,
+        RestoredState(state): AdafactorMoments<D>,
         device: &Device,
     ) -> AdafactorMoments<D> {
-        Restored(AdafactorState {
+        RestoredState(AdafactorState {
             time: state.time,
             second_moment: state.second_moment.to_device(device),
             column_second_moment: state.column_second_moment.map(|columns| columns.to_device(device)),
@@ -91,7 +91,7 @@ fn next_state<const D: usize>(
     } else {
         (squares, None)
     };
-    let Some(Restored(before)) = before else {
+    let Some(RestoredState(before)) = before else {
         return AdafactorState { time: 1, second_moment, column_second_moment };
     };
     let time = before.time + 1;

@@ -6,7 +6,7 @@ use burn::optim::{AdamWState, AdaptiveMomentumState, LearningRate, ModuleOptimiz
 use burn::tensor::{DType, Device, Tensor};
 use pipewright_kernel::adamw::{Coefficients, step, step_apart, step_over_gradient};
 
-use super::restored::Restored;
+use super::restored_state::RestoredState;
 use crate::nn::{CpuTensor, cpu_tensor, elements, owned};
 
 /// Burn's `AdamW` with the same update and the same state, in place on the CPU back end and composed of
@@ -56,7 +56,7 @@ impl AdamW {
 }
 
 /// The moments of a parameter.
-pub type AdamWMoments<const D: usize> = Restored<AdamWState<D>>;
+pub type AdamWMoments<const D: usize> = RestoredState<AdamWState<D>>;
 
 impl Optimizer for AdamW {
     type State<const D: usize> = AdamWMoments<D>;
@@ -68,10 +68,10 @@ impl Optimizer for AdamW {
         gradient: Tensor<D>,
         state: Option<AdamWMoments<D>>,
     ) -> (Tensor<D>, Option<AdamWMoments<D>>) {
-        let Restored(state) = state.unwrap_or_else(|| {
+        let RestoredState(state) = state.unwrap_or_else(|| {
             // Storage of their own, which the step writes over.
             let [moment_1, moment_2] = [(); 2].map(|()| gradient.zeros_like());
-            Restored(AdamWState::new(AdaptiveMomentumState::new(0, moment_1, moment_2)))
+            RestoredState(AdamWState::new(AdaptiveMomentumState::new(0, moment_1, moment_2)))
         });
         let AdaptiveMomentumState { time, moment_1, moment_2, .. } = state.momentum;
         let step = self.at(time + 1, learning_rate);
@@ -92,11 +92,11 @@ impl Optimizer for AdamW {
             _ => composed(tensors, step),
         };
         let momentum = AdaptiveMomentumState::new(time + 1, moment_1, moment_2);
-        (parameter, Some(Restored(AdamWState::new(momentum))))
+        (parameter, Some(RestoredState(AdamWState::new(momentum))))
     }
 
-    fn to_device<const D: usize>(Restored(state): AdamWMoments<D>, device: &Device) -> AdamWMoments<D> {
-        Restored(AdamWState::new(state.momentum.to_device(device)))
+    fn to_device<const D: usize>(RestoredState(state): AdamWMoments<D>, device: &Device) -> AdamWMoments<D> {
+        RestoredState(AdamWState::new(state.momentum.to_device(device)))
     }
 }
 

@@ -12,7 +12,7 @@ mod group;
 mod lion;
 mod muon;
 mod parts;
-mod restored;
+mod restored_state;
 
 pub use adafactor::{Adafactor, AdafactorMoments};
 pub use adamw::{AdamW, AdamWMoments};
@@ -26,4 +26,4 @@ pub use lion::{Lion, LionMomentum};
 pub use muon::{Muon, MuonMomentum};
 pub(crate) use parts::{ParameterCut, mixes_parts};
 pub use pipewright_kernel::adamw8bit::blocks_of_row;
-pub use restored::Restored;
+pub use restored_state::RestoredState;

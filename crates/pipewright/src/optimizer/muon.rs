@@ -5,7 +5,7 @@ use burn::optim::{LearningRate, ModuleOptimizer, MuonState, Optimizer};
 use burn::tensor::{Device, Tensor};
 
 use super::adafactor::sum_of_squares;
-use super::restored::Restored;
+use super::restored_state::RestoredState;
 use crate::nn::{matrix_product, matrix_product_transposed};
 
 /// Iterations that make an update orthogonal, and their coefficients (Jordan et al., "Muon", 2024).
@@ -50,7 +50,7 @@ impl Muon {
 }
 
 /// The momentum of a matrix.
-pub type MuonMomentum<const D: usize> = Restored<MuonState<D>>;
+pub type MuonMomentum<const D: usize> = RestoredState<MuonState<D>>;
 
 impl Optimizer for Muon {
     type State<const D: usize> = MuonMomentum<D>;
@@ -71,11 +71,11 @@ impl Optimizer for Muon {
         let update = orthogonal(update.reshape([shape[0], shape[1]])) * (learning_rate * size);
         let keep = 1.0 - learning_rate * f64::from(weight_decay);
         let kept = if weight_decay == 0.0 { parameter } else { parameter * keep };
-        (kept - update.reshape(shape), Some(Restored(MuonState::new(momentum))))
+        (kept - update.reshape(shape), Some(RestoredState(MuonState::new(momentum))))
     }
 
-    fn to_device<const D: usize>(Restored(state): MuonMomentum<D>, device: &Device) -> MuonMomentum<D> {
-        Restored(MuonState::new(state.momentum.to_device(device)))
+    fn to_device<const D: usize>(RestoredState(state): MuonMomentum<D>, device: &Device) -> MuonMomentum<D> {
+        RestoredState(MuonState::new(state.momentum.to_device(device)))
     }
 }
 

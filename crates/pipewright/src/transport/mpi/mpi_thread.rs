@@ -28,8 +28,8 @@ use crate::transport::wire::{self, Frame};
 const PAUSE_WAITING: Duration = Duration::from_micros(20);
 /// How long to sleep between polls while frames are in transfer.
 const PAUSE_MOVING: Duration = Duration::from_micros(100);
-/// How many polls without progress show that a frame takes several milliseconds. A longer pause is a small part of them, and on a
-/// machine with one core, polls take the time from the computations: a twentieth with the shorter pause.
+/// How many polls without progress show that a frame takes several milliseconds. A longer pause is then a small part of its time.
+/// On a machine with one core, each poll interrupts the computations.
 const SLOW_POLLS: u32 = 48;
 /// How long to sleep between polls while the rank computes.
 const PAUSE_QUIET: Duration = Duration::from_micros(300);

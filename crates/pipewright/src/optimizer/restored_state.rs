@@ -1,4 +1,4 @@
-//! [`Restored`]: the state of one of Burn's optimizers, restored in the processor's memory.
+//! [`RestoredState`]: the state of one of Burn's optimizers, restored in the processor's memory.
 
 use burn::optim::{RecordState, StateSink, StateSource};
 use burn::tensor::Device;
@@ -8,9 +8,9 @@ use burn::tensor::Device;
 /// It is restored in the processor's memory, and the next step moves it to the device of the parameter. Burn
 /// restores state on the default device of the build. That may be one that the machine does not have.
 #[derive(Clone)]
-pub struct Restored<S>(pub(super) S);
+pub struct RestoredState<S>(pub(super) S);
 
-impl<S: RecordState> RecordState for Restored<S> {
+impl<S: RecordState> RecordState for RestoredState<S> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
         self.0.state_flatten(prefix, out);
     }
