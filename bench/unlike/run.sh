@@ -7,8 +7,8 @@
 #   bench/unlike/run.sh [PIPEWRIGHT]     (default: target/release/pipewright, built with --features mpi)
 #
 # The machines are network namespaces with a core each, so it needs root with real-time priorities, `/dev/net/tun`, iproute2,
-# Python 3, Open MPI, and two cores without other work. It takes about four minutes. `mpirun` must not bind the processes to cores: each of the two machines would bind its process to the
-# first one of the computer that both are on.
+# Python 3, Open MPI, and two cores without other work. It takes about three minutes. `mpirun` must not bind the processes to cores:
+# each of the two machines would bind its process to the first one of the computer that both are on.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -29,11 +29,12 @@ trap clean EXIT
 ip netns add $fast
 ip netns add $slow
 # One process with a higher priority takes 65% of the slow machine's core, in parts of two milliseconds, and is the cable, which
-# delays each packet by 5 ms. A quota (`cpu.max`) is less even: a machine that has waited then runs at full speed, and measurements
-# of its speed differed by a tenth. Not every kernel has a queue with a delay (`netem`).
+# delays each packet by 5 ms and lets 100 Mbit/s pass. A quota (`cpu.max`) is less even: a machine that has waited then runs at
+# full speed, and measurements of its speed differed by a tenth. Queues of the kernel are no cable either: not every kernel has one
+# with a delay (`netem`), and the timers of one with a rate (`tbf`) take time from the computations of both machines.
 cat >"$folder/cable.py" <<'END'
 import collections, ctypes, fcntl, os, select, struct, sys, time
-PERIOD, BUSY, DELAY = 0.002, 0.0013, 0.005
+PERIOD, BUSY, DELAY, RATE = 0.002, 0.0013, 0.005, 100e6 / 8
 CLONE_NEWNET, TUNSETIFF, TUNSETOFFLOAD = 0x40000000, 0x400454CA, 0x400454D0
 IFF_TAP, IFF_NO_PI, IFF_VNET_HDR, TUN_F_CSUM, TUN_F_TSO4 = 0x0002, 0x1000, 0x4000, 1, 2
 def end(namespace):
@@ -47,19 +48,22 @@ def end(namespace):
     return tap
 ends = [end(namespace) for namespace in sys.argv[1:]]
 other = dict(zip(ends, reversed(ends)))
-waiting = collections.deque()
+free = dict.fromkeys(ends, 0.0)
+waiting = {tap: collections.deque() for tap in ends}
 begin = time.perf_counter()
 while True:
     now = time.perf_counter()
     if now < begin + BUSY:
         for tap in select.select(ends, [], [], 0)[0]:
-            waiting.append((now + DELAY, other[tap], os.read(tap, 1 << 17)))
-        while waiting and waiting[0][0] <= now:
-            _, tap, packet = waiting.popleft()
-            try:
-                os.write(tap, packet)
-            except OSError:
-                pass  # The end is not up yet.
+            packet = os.read(tap, 1 << 17)
+            free[tap] = max(now, free[tap]) + len(packet) / RATE
+            waiting[tap].append((free[tap] + DELAY, packet))
+        for tap, queue in waiting.items():
+            while queue and queue[0][0] <= now:
+                try:
+                    os.write(other[tap], queue.popleft()[1])
+                except OSError:
+                    pass  # The end is not up yet.
     else:
         begin = max(begin + PERIOD, now - PERIOD)
         time.sleep(max(0, begin - now))
@@ -74,10 +78,7 @@ for end in "$fast 10.78.0.1" "$slow 10.78.0.2"; do
     done
     ip -n "$name" addr add "$address/24" dev cable
     ip -n "$name" link set lo up
-    # Each packet that waits for the rate sets a timer. In a virtual machine, timers for packets of 1,500 bytes took a seventh of
-    # the processor from the computations, which no cable does. So the rate counts packets of up to 64 KiB.
     ip -n "$name" link set cable mtu 9000 up
-    ip netns exec "$name" tc qdisc add dev cable root tbf rate 100mbit burst 600kbit latency 400ms
 done
 
 # `mpirun` reaches the slow machine with it. Its arguments are a host and a command.
