@@ -2,9 +2,10 @@
 //! sends metrics to another service.
 
 use std::fs;
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStderr, Command, Stdio};
 
+use rustix::process::Signal;
 use serde_json::json;
 
 use crate::run::{Run, finished, signal};
@@ -78,18 +79,33 @@ fn a_run_is_watched_until_it_ends() {
     folder.refuse(&["watch", "out"], &[], "the run has no pipewright-run.json");
 }
 
+/// Starts to watch a run. Returns the process when it has shown the run, with its first line and what follows.
+fn watched(folder: &Run) -> (Child, String, BufReader<ChildStderr>) {
+    let mut command = folder.binary();
+    let mut watched =
+        command.args(["watch", "out"]).stderr(Stdio::piped()).spawn().expect("the binary starts");
+    let mut rest = BufReader::new(watched.stderr.take().expect("a pipe"));
+    let mut first = String::new();
+    rest.read_line(&mut first).expect("text");
+    (watched, first, rest)
+}
+
 #[test]
 fn a_run_may_be_watched_while_it_goes_back_and_continues() {
     let folder = Run::new();
     let set = ["run.steps=600", "run.checkpoint_every=50", "run.restarts=1", "pipeline.ranks=2"];
     let mut command = folder.binary();
     command.args(["train", "small.toml"]).args(set.iter().flat_map(|set| ["--set", *set]));
-    let trained = command.env("PIPEWRIGHT_FAULT", "panic:1:180").stderr(Stdio::null()).spawn();
+    let trained = command.env("PIPEWRIGHT_FAULT", "panic:1:580").stderr(Stdio::null()).spawn();
     let mut trained = trained.expect("the binary starts");
     folder.wait_for_step(2);
-    let (code, _, said) = finished(folder.binary().args(["watch", "out"]));
-    assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("; the run continues from step 150 (restart 1 of 1)\n"), "{said}");
+    // The fault comes while the run is watched.
+    signal(&trained, Signal::STOP);
+    let (mut watched, mut said, mut rest) = watched(&folder);
+    signal(&trained, Signal::CONT);
+    rest.read_to_string(&mut said).expect("text");
+    assert!(watched.wait().expect("the process is ours").success(), "{said}");
+    assert!(said.contains("; the run continues from step 550 (restart 1 of 1)\n"), "{said}");
     assert!(said.contains("\nstep 600/600  loss "), "{said}");
     assert!(said.ends_with("\nthe run has taken all its 600 steps\n"), "{said}");
     assert!(trained.wait().expect("the process is ours").success());
@@ -100,13 +116,11 @@ fn the_display_ends_without_the_run() {
     let folder = Run::new();
     let mut trained = folder.start("train", &["small.toml"], &["run.steps=1000000"]);
     folder.wait_for_step(2);
-    let mut watched = folder.binary();
-    let watched = watched.args(["watch", "out"]).stderr(Stdio::piped()).spawn().expect("the binary starts");
-    std::thread::sleep(Duration::from_millis(500));
-    signal(&watched, "INT");
-    let output = watched.wait_with_output().expect("the process is ours");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.ends_with("the run continues without this display\n"), "{said}");
+    let (mut watched, mut said, mut rest) = watched(&folder);
+    signal(&watched, Signal::INT);
+    rest.read_to_string(&mut said).expect("text");
+    let status = watched.wait().expect("the process is ours");
+    assert!(status.success() && said.ends_with("the run continues without this display\n"), "{said}");
     assert!(trained.try_wait().expect("the process is ours").is_none(), "the run continues");
     trained.kill().and_then(|()| trained.wait()).expect("the process is ours");
 }

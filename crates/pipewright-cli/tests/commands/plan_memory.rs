@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::profile::profile;
+use crate::profile::{profile, write_times};
 use crate::run::Run;
 
 /// Blocks below a kibibyte are not counted, so the model is larger than usual.
@@ -94,6 +94,7 @@ fn profiled() -> Run {
     let run = Run::new();
     run.write("text.txt", "the quick brown fox jumps over the lazy dog ".repeat(400));
     profile(&run, &MODEL);
+    write_times(&run, "p.toml", 1.0);
     run
 }
 
@@ -219,6 +220,7 @@ fn a_plan_counts_the_state_of_the_optimizer() {
         let key = format!("optimizer.name={name}");
         let set = [&MODEL[..], &[key.as_str()]].concat();
         profile(&run, &set);
+        write_times(&run, "p.toml", 1.0);
         let mut limit = 1 << 40;
         for _ in 0..2 {
             // Parts of a head, which share tensors over ranks, have a test of their own.
@@ -240,7 +242,7 @@ fn a_plan_holds_what_it_may_and_no_more() {
         };
         assert!(plans.iter().all(|plan| most(plan) <= limit), "{plans:?}");
         check(&plans[0], limit, &measured(&run, "planned.toml", &[]));
-        // The orders of the others also depend on measured costs.
+        // The orders of the others also depend on costs.
         let is_named = |plan: &&Value| {
             ["searched", "zb-greedy", "vocab1f1b"].iter().all(|&other| plan["schedule"] != other)
         };

@@ -6,6 +6,8 @@
 use std::fs;
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use crate::run::{self, Figures, Run, assert_near, seeded};
 
 /// Returns the number of kills in a test with many kills.
@@ -163,8 +165,8 @@ fn a_kill_while_saving_loses_nothing() {
 
 #[test]
 fn a_signal_ends_the_run_after_its_step_with_a_checkpoint() {
-    for signal in ["INT", "TERM", "HUP"] {
-        if signal == "HUP" && run::ignores_hangup() {
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        if signal == Signal::HUP && run::ignores_hangup() {
             continue;
         }
         let run = Run::new();
@@ -172,7 +174,7 @@ fn a_signal_ends_the_run_after_its_step_with_a_checkpoint() {
         let mut child = run.start("train", &["small.toml"], &endless);
         run.wait_for_step(2);
         run::signal(&child, signal);
-        assert_eq!(child.wait().expect("it ends").code(), Some(5), "SIG{signal}");
+        assert_eq!(child.wait().expect("it ends").code(), Some(5), "{signal:?}");
         let steps = run.figures().len() as u64;
         assert_eq!(inspected(&run)["step"].as_u64(), Some(steps), "the last step's state is saved");
         run.resume(&[&format!("run.steps={}", steps + 2)]);
@@ -190,18 +192,19 @@ fn a_closed_terminal_ends_a_run_once_and_nohup_never() {
         return;
     }
     let twice = Run::new();
-    let mut child = twice.start("train", &["small.toml"], &ENDLESS);
+    let mut child = twice.start_saying("train", &["small.toml"], &ENDLESS);
     twice.wait_for_step(2);
     // A shell passes the signal on, and the system sends it as well.
-    run::signal(&child, "HUP");
-    run::signal(&child, "HUP");
+    run::signal(&child, Signal::HUP);
+    twice.wait_until(|| twice.said().contains("SIGHUP has arrived"));
+    run::signal(&child, Signal::HUP);
     assert_eq!(child.wait().expect("it ends").code(), Some(5));
     let ignored = Run::new();
     let mut child = ignored.start_without_hangup("train", &["small.toml"], &ENDLESS);
     ignored.wait_for_step(2);
-    run::signal(&child, "HUP");
+    run::signal(&child, Signal::HUP);
     ignored.wait_for_step(ignored.figures().len() as u64 + 3);
-    run::signal(&child, "TERM");
+    run::signal(&child, Signal::TERM);
     assert_eq!(child.wait().expect("it ends").code(), Some(5));
 }
 
@@ -211,13 +214,14 @@ fn a_second_signal_ends_the_run_at_once() {
     // Each step takes many seconds, and the first signal waits for the end of the step.
     run.write("text.txt", "to be or not to be ".repeat(20_000));
     let long = ["data.seq_len=64", "pipeline.microbatches=5000"];
-    let mut child = run.start("train", &["small.toml"], &long);
-    run.wait_for_metrics_file();
-    std::thread::sleep(Duration::from_millis(300));
-    run::signal(&child, "INT");
+    let mut child = run.start_saying("train", &["small.toml"], &long);
+    // The run watches for signals before it says on which device it trains.
+    run.wait_until(|| run.said().contains("  device "));
+    run::signal(&child, Signal::INT);
+    run.wait_until(|| run.said().contains("SIGINT has arrived"));
     std::thread::sleep(Duration::from_millis(300));
     assert!(child.try_wait().expect("it is ours").is_none(), "the first signal waits for the step");
-    run::signal(&child, "INT");
+    run::signal(&child, Signal::INT);
     assert_eq!(child.wait().expect("it ends").code(), Some(130));
 }
 

@@ -4,6 +4,8 @@
 use std::fs::{self, File};
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use crate::run::{self, Run};
 
 /// A run whose evaluation takes a long time.
@@ -46,18 +48,16 @@ impl LongEvaluation {
 
     /// Runs a command, sends it a signal while its first evaluation is under way, and returns what it has said.
     fn stop(&self, command: &str, of: &str) -> String {
-        let said = File::create(self.run.path("said")).expect("the scratch folder takes files");
         let set: Vec<&str> = self.set.iter().map(String::as_str).chain([self.long.as_str()]).collect();
-        let mut child = self.run.start_heard(command, &[of], &set, said.into());
+        let mut child = self.run.start_saying(command, &[of], &set);
         self.run.wait_for_metrics_file();
-        let words = || fs::read_to_string(self.run.path("said")).unwrap_or_default();
         // The run is in the evaluation after its first step, or on the way to it.
-        self.run.wait_until(|| words().contains("  device "));
+        self.run.wait_until(|| self.run.said().contains("  device "));
         std::thread::sleep(Duration::from_millis(300));
-        run::signal(&child, "TERM");
+        run::signal(&child, Signal::TERM);
         let status = child.wait().expect("the process is ours");
-        assert_eq!(status.code(), Some(5), "{}", words());
-        words()
+        assert_eq!(status.code(), Some(5), "{}", self.run.said());
+        self.run.said()
     }
 
     /// Checks that the run ends at a signal without a part of its evaluation, also if it resumes, and that it then
@@ -108,13 +108,13 @@ fn steps_until_end(set: &[&str]) -> usize {
     let run = Run::new();
     let mut command = run.binary();
     command.args(["train", "small.toml"]).env("PIPEWRIGHT_FAULT", "slow:0:1:1000");
-    let set = set.iter().chain(&["pipeline.ranks=2", "pipeline.microbatches=8"]);
+    let set = set.iter().chain(&["pipeline.ranks=2", "pipeline.microbatches=16"]);
     command.args(set.flat_map(|set| ["--set", *set]));
     let said = File::create(run.path("said")).expect("the scratch folder takes files");
     let mut child = command.stderr(said).spawn().expect("the binary starts");
     run.wait_for_step(2);
-    run::signal(&child, "INT");
-    assert_eq!(child.wait().expect("the process is ours").code(), Some(5));
+    run::signal(&child, Signal::INT);
+    assert_eq!(child.wait().expect("the process is ours").code(), Some(5), "{}", run.said());
     run.figures().len()
 }
 

@@ -4,12 +4,12 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::run::{Figures, Run, finished, signal, tensors};
+use crate::run::{Figures, Run, finished, tensors};
 
 /// The settings of all runs: two ranks as threads, a copy after each step, and a checkpoint only at the end.
 const SETTINGS: [&str; 4] =
@@ -49,15 +49,18 @@ fn files(run: &Run, step: u64, ending: &str) -> Vec<PathBuf> {
     entries.filter(|path| path.extension().is_some_and(|found| found == ending)).collect()
 }
 
-/// Starts a run, and kills it after it has taken a few steps. Returns the steps that it has taken.
+/// Starts a run, and kills it after it has taken a few steps. The steps after these take a long time, so that the run cannot
+/// end before the kill. Returns the steps that it has taken.
 fn killed(run: &Run, set: &[&str]) -> u64 {
     // An earlier run has steps too, until it is moved aside.
     let aside = run.out().exists().then(|| run.path("out.1"));
-    let mut child = run.start("train", &["small.toml"], &[&SETTINGS[..], set].concat());
+    let mut command = run.binary();
+    command.args(["train", "small.toml"]).env("PIPEWRIGHT_FAULT", "slow:1:6:30").stderr(Stdio::null());
+    command.args(SETTINGS.iter().chain(set).flat_map(|set| ["--set", *set]));
+    let mut child = command.spawn().expect("the binary starts");
     run.wait_until(|| aside.as_ref().is_none_or(|aside| aside.exists()));
     run.wait_for_step(6);
-    signal(&child, "KILL");
-    child.wait().expect("it is dead");
+    child.kill().and_then(|()| child.wait()).expect("the run is ours to kill");
     run.figures().len() as u64
 }
 

@@ -7,6 +7,7 @@ use pipewright_schedule::plan::READ_ROOM;
 
 use super::adapters::folder_without_path;
 use super::command_line::reference;
+use super::profile::write_times;
 use crate::run::Run;
 
 /// Adapters on a model of ten layers, each a stage of one rank.
@@ -218,6 +219,7 @@ const LISTS: u64 = 96 << 10;
 fn a_plan_leaves_a_base_in_its_files_if_the_memory_is_too_small() {
     let run = wide_base();
     run.succeed(&["profile", "small.toml", "--time-limit", "1s", "-o", "p.toml"], &[]);
+    write_times(&run, "p.toml", 1.0);
     assert!(run.read_toml("p.toml")["link"]["read_bytes_per_s"].as_float().expect("a rate") > 0.0);
     let plan = |limit: u64, set: &[&str]| {
         let limit = limit.to_string();
@@ -267,6 +269,7 @@ fn a_plan_leaves_a_base_in_its_files_if_the_memory_is_too_small() {
 fn a_plan_for_tensor_ranks_reads_as_many_bytes_as_its_run() {
     let run = wide_base();
     run.succeed(&["profile", "small.toml", "--time-limit", "1s", "-o", "p.toml"], &[]);
+    write_times(&run, "p.toml", 1.0);
     run.write("p.toml", run.read("p.toml") + "\n[node]\nranks = 2\nlatency_s = 1e-6\nbytes_per_s = 1e10\n");
     let how = ["plan", "small.toml", "--profile", "p.toml", "--time-limit", "5s", "-o", "planned.toml"];
     let how = [&how[..], &["--memory", "1GB", "--tensor-parallel", "2"]].concat();

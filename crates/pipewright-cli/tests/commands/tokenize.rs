@@ -149,7 +149,7 @@ fn a_signal_stops_the_work_and_leaves_no_file() {
     for number in 1..400 {
         fs::hard_link(run.path("0.jsonl"), run.path(&format!("{number}.jsonl"))).expect("a link");
     }
-    for signal in ["INT", "TERM"] {
+    for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM] {
         let mut child = run.start("tokenize", &["*.jsonl", "--tokenizer", "bytes", "-o", "a.pwtok"], &[]);
         let unfinished = run.path(&format!("a.pwtok.{}.tmp", child.id()));
         while !unfinished.exists() {

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use pipewright_run::settings::{Base, Settings, Surroundings};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -165,6 +166,17 @@ impl Run {
         let set = set.iter().flat_map(|set| ["--set", set]);
         let all: Vec<&str> = [command].into_iter().chain(arguments.iter().copied()).chain(set).collect();
         self.process(&all).stderr(stderr).spawn().expect("the binary starts")
+    }
+
+    /// Like [`Run::start`]. Standard error goes to the file `said`.
+    pub(crate) fn start_saying(&self, command: &str, arguments: &[&str], set: &[&str]) -> Child {
+        let said = fs::File::create(self.path("said")).expect("the scratch folder takes files");
+        self.start_heard(command, arguments, set, said.into())
+    }
+
+    /// Returns what a command has said that [`Run::start_saying`] has started.
+    pub(crate) fn said(&self) -> String {
+        self.read("said")
     }
 
     /// Like [`Run::start`], in a process that ignores SIGHUP, as `nohup` starts it.
@@ -336,7 +348,9 @@ impl Run {
     pub(crate) fn wait_until(&self, is_so: impl Fn() -> bool) {
         let start = Instant::now();
         while !is_so() {
-            assert!(start.elapsed() < PATIENCE, "the run does not get there");
+            let said = fs::read_to_string(self.path("said")).unwrap_or_default();
+            let steps = self.figures().len();
+            assert!(start.elapsed() < PATIENCE, "the run does not get there; {steps} steps: {said}");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -422,9 +436,9 @@ pub(crate) fn tensors(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
     parts.into_iter().map(|(name, parts)| (name, parts.into_values().flatten().collect())).collect()
 }
 
-pub(crate) fn signal(child: &Child, name: &str) {
-    let status = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();
-    assert!(status.is_ok_and(|status| status.success()), "the signal is sent");
+/// Sends a signal. No other program is started for it, because a run takes several steps until that has started.
+pub(crate) fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).expect("the process is ours");
 }
 
 /// Returns a seed, which is `PIPEWRIGHT_SEED` if that is set, and a generator of numbers from 0 to 1 with
