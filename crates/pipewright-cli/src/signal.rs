@@ -31,6 +31,15 @@ pub(crate) fn outlive_limits() {
     let _ = flag::register(SIGXFSZ, Arc::default());
 }
 
+/// Lets SIGUSR1, with which a launch asks for the end, set a flag from now on instead of ending the process. Otherwise the
+/// processes that already watch for signals would report the loss of this one.
+pub(crate) fn keep_request() -> Arc<AtomicBool> {
+    let is_asked = Arc::default();
+    // If the system refuses, the signal ends the process.
+    let _ = flag::register(SIGUSR1, Arc::clone(&is_asked));
+    is_asked
+}
+
 /// The number that a shell adds to a signal's number to form the exit code of a process that the signal
 /// ended.
 const ENDED_BY_SIGNAL: i32 = 128;
@@ -112,7 +121,20 @@ fn read_first(mut names: PipeReader, interrupt: &Interrupt) {
 
 #[cfg(test)]
 mod tests {
+    use pipewright_run::observer::Observer;
+
     use super::*;
+    use crate::terminal::Terminal;
+
+    #[test]
+    fn a_request_of_a_launch_counts_before_the_steps_begin() {
+        let (terminal, interrupt) = (Terminal::of_training(), Interrupt::default());
+        low_level::raise(SIGUSR1).expect("the signal exists");
+        // The signals of the other test would end the process otherwise.
+        interrupt.note_end();
+        terminal.watch(&interrupt, false).expect("the system has signals");
+        assert!(interrupt.is_requested());
+    }
 
     #[test]
     fn no_signal_ends_a_process_whose_run_has_ended() {

@@ -26,12 +26,19 @@ pub(crate) struct Terminal {
     display: Mutex<Option<Display>>,
     /// Whether the process watches for signals.
     is_watching: AtomicBool,
+    /// Whether a launch has asked for the end of the run before the process watches for signals.
+    is_asked_early: Arc<AtomicBool>,
 }
 
 impl Terminal {
     /// Returns a receiver for a run.
     pub(crate) fn shared() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// Like [`Terminal::shared`], for a run that this process trains, perhaps with others that a launch has started.
+    pub(crate) fn of_training() -> Arc<Self> {
+        Arc::new(Self { is_asked_early: signal::keep_request(), ..Self::default() })
     }
 
     fn show(&self, show: impl FnOnce(&mut Display)) {
@@ -62,6 +69,9 @@ impl Observer for Terminal {
             return Ok(());
         }
         signal::watch(interrupt)?;
+        if self.is_asked_early.load(Ordering::SeqCst) {
+            interrupt.request();
+        }
         if is_leader { signal::say_first(interrupt) } else { Ok(()) }
     }
 

@@ -23,5 +23,5 @@ pub(crate) struct ResumeArguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ResumeArguments) -> Result<(), Failure> {
-    Run::reopen(&arguments.run).set(&arguments.set).observer(Terminal::shared()).train()
+    Run::reopen(&arguments.run).set(&arguments.set).observer(Terminal::of_training()).train()
 }

@@ -10,5 +10,5 @@ use crate::terminal::Terminal;
 /// Runs the command.
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let arguments = arguments.clone();
-    Run::load(move || arguments.load()).observer(Terminal::shared()).planner(auto::choose).train()
+    Run::load(move || arguments.load()).observer(Terminal::of_training()).planner(auto::choose).train()
 }

@@ -11,13 +11,13 @@ use super::{
     with_overrides, words,
 };
 
-/// The settings of runs that are disturbed: long enough for a fault, with a checkpoint after every second
-/// step.
+/// The settings of runs that are disturbed: with a checkpoint after every second step. A process of a busy machine may be silent
+/// for three seconds.
 pub(super) const SETTINGS: [&str; 5] = [
     "run.steps=40",
     "run.checkpoint_every=2",
     "pipeline.ranks=2",
-    "run.deadline_seconds=3",
+    "run.deadline_seconds=6",
     "model.num_hidden_layers=4",
 ];
 
@@ -31,6 +31,9 @@ pub(super) fn launch(folder: &Path, options: &[&str], set: &[&str]) -> Command {
     command
 }
 
+/// Lets some steps from the sixth one on take a third of a second each, so that a fault from outside meets the run in one of them.
+const SLOW: &str = "slow:0:6:18";
+
 /// Returns the figures of a run that nothing disturbs, on threads.
 fn undisturbed() -> Vec<[String; 5]> {
     let folder = folder();
@@ -42,7 +45,7 @@ pub(super) fn wait_for_step(folder: &Path, step: usize) {
     let start = Instant::now();
     let steps = || fs::read_to_string(folder.join("out/metrics.jsonl")).unwrap_or_default().lines().count();
     while steps() < step {
-        assert!(start.elapsed() < Duration::from_secs(60), "the run does not get to step {step}");
+        assert!(start.elapsed() < Duration::from_secs(60), "step {} and not {step}", steps());
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -65,7 +68,7 @@ fn a_launched_run_has_the_bits_of_threads() {
 fn check_survived(ranks: &[u32], name: &str) {
     let folder = folder();
     let path = folder.path().canonicalize().expect("it exists");
-    let child = launch(&path, &[], &[]).spawn().expect("it starts");
+    let child = launch(&path, &[], &[]).env("PIPEWRIGHT_FAULT", SLOW).spawn().expect("it starts");
     for (step, rank) in (5..).step_by(10).zip(ranks) {
         wait_for_step(&path, step);
         signal(process_of(*rank, &path), name);
@@ -93,7 +96,7 @@ fn a_run_survives_processes_that_are_killed() {
 fn check_survived_in_update(kind: &str) {
     let folder = folder();
     let path = folder.path().canonicalize().expect("it exists");
-    let fault = format!("{kind}-in-update:1:file=fault");
+    let fault = format!("{kind}-in-update:1:file=fault,{SLOW}");
     let child = launch(&path, &[], &[]).env("PIPEWRIGHT_FAULT", fault).spawn().expect("it starts");
     wait_for_step(&path, 5);
     fs::write(path.join("fault"), "").expect("the scratch folder takes files");
@@ -124,7 +127,7 @@ fn a_killed_process_costs_at_most_one_step_with_copies_in_memory() {
     let path = folder.path().canonicalize().expect("it exists");
     fs::create_dir(path.join("memory")).expect("the scratch folder takes folders");
     let copies = ["run.checkpoint_every=0", "run.copy_every=1", "run.copy_folder=memory"];
-    let child = launch(&path, &[], &copies).spawn().expect("it starts");
+    let child = launch(&path, &[], &copies).env("PIPEWRIGHT_FAULT", SLOW).spawn().expect("it starts");
     wait_for_step(&path, 5);
     signal(process_of(1, &path), "KILL");
     let said = words(&end(child));

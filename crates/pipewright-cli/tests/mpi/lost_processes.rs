@@ -81,11 +81,11 @@ fn a_signal_to_one_process_ends_an_evaluation_of_all() {
     assert_eq!(found, train_on_threads(&path, &[&SET[..], &["run.eval_batches=2"]].concat()));
 }
 
-/// Sends a signal to a rank, and checks that the run ends with one report. Returns its standard error.
-fn check_lost(rank: u32, name: &str, limit: Duration, expected: &str) -> String {
+/// Sends a signal to a rank, and checks that the run ends soon, with one report. Returns its standard error.
+fn check_lost(rank: u32, name: &str, expected: &str) -> String {
     let folder = folder();
     let path = folder.path().canonicalize().expect("it exists");
-    let run = endless(&path, if name == "KILL" { 60 } else { 3 });
+    let run = endless(&path, if name == "KILL" { 600 } else { 3 });
     let process = process_of(rank, &path);
     let start = Instant::now();
     signal(process, name);
@@ -93,7 +93,8 @@ fn check_lost(rank: u32, name: &str, limit: Duration, expected: &str) -> String 
     let (took, said) = (start.elapsed(), words(&output));
     assert!(said.contains(expected), "`{expected}` in: {said}");
     assert_eq!(said.matches("error:").count(), 1, "one report: {said}");
-    assert!(took < limit, "{took:?}: {said}");
+    // A busy machine needs some seconds for it. The deadline after a kill is ten times as long.
+    assert!(took < Duration::from_secs(60), "{took:?}: {said}");
     assert_eq!(left_running(&path), 0, "nothing is left running");
     said
 }
@@ -101,9 +102,8 @@ fn check_lost(rank: u32, name: &str, limit: Duration, expected: &str) -> String 
 /// Stops one of three ranks. Checks that the report contains the last known place of that rank, and what each
 /// of the others waits for.
 fn check_stopped(stopped: u32) {
-    // The time limit is the deadline, one second, and the time that mpirun needs to end a stopped process.
     let expected = format!("rank {stopped} has sent no heartbeat for 3.0 s");
-    let said = check_lost(stopped, "STOP", Duration::from_secs(8), &expected);
+    let said = check_lost(stopped, "STOP", &expected);
     let lines = said.lines().filter_map(|line| line.strip_prefix("  | "));
     let report: Vec<&str> = lines.filter(|line| line.starts_with("  rank ")).collect();
     assert_eq!(report.len(), 3, "a line a rank: {said}");
@@ -125,7 +125,6 @@ fn a_rank_that_is_stopped_is_missed_at_the_deadline() {
 
 #[test]
 fn a_rank_that_is_killed_is_missed_at_once() {
-    // The deadline is one minute, but the loss is noticed much earlier.
-    check_lost(1, "KILL", Duration::from_secs(6), "rank 1 is lost");
-    check_lost(0, "KILL", Duration::from_secs(6), "rank 0 is lost");
+    check_lost(1, "KILL", "rank 1 is lost");
+    check_lost(0, "KILL", "rank 0 is lost");
 }

@@ -62,12 +62,12 @@ fn a_process_that_does_not_get_to_the_start_is_named() {
     assert!(pipe.expect("mkfifo is everywhere").success());
     let mut command = mpirun(folder.path());
     command.args(["-n", "2"]).arg(pipewright());
-    let overrides = ["pipeline.ranks=3", "pipeline.transport=mpi", "run.deadline_seconds=3"];
+    let overrides = ["pipeline.ranks=3", "pipeline.transport=mpi", "run.deadline_seconds=6"];
     with_overrides(&mut command, &overrides);
     command.args([":", "-n", "1"]).arg(pipewright()).args(["train", "pipe.toml"]);
     command.args(overrides.iter().flat_map(|argument| ["--set", argument]));
     let output = command.output().expect("mpirun is installed with MPI");
-    check_refused(&output, 4, &["error:", "rank 2 has not described its run within 3.0 s"]);
+    check_refused(&output, 4, &["error:", "rank 2 has not described its run within 6.0 s"]);
     assert_eq!(left_running(&folder.path().canonicalize().expect("it exists")), 0, "nothing is left running");
 }
 
@@ -101,5 +101,6 @@ fn a_mistake_in_one_process_is_told_before_it_measures() {
     // A mistake that this process finds before it compares anything.
     let start = Instant::now();
     check_refused(&run(&auto, "model.nope=1"), 2, &["error:", "unknown key"]);
-    assert!(start.elapsed() < Duration::from_secs(40), "the processes wait for each other");
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(40), "the processes wait for each other: {took:?}");
 }
