@@ -140,10 +140,13 @@ fn a_window_that_shrinks_and_grows_has_no_frame_in_the_scrollback_for_each_redra
     tmux.wait_until(has_whole_display);
     for size in [[80, 10], [50, 10], [120, 30], [60, 6], [80, 24]] {
         tmux.resize(size);
-        std::thread::sleep(SEVERAL_FRAMES / 4);
-        let before = tmux.scrolled();
-        std::thread::sleep(SEVERAL_FRAMES / 2);
-        assert_eq!(tmux.scrolled(), before, "at {size:?}: {:#?}", tmux.lines());
+        // A busy machine may draw the first frame of this size late.
+        let is_still = || {
+            let before = tmux.scrolled();
+            std::thread::sleep(SEVERAL_FRAMES / 2);
+            tmux.scrolled() == before
+        };
+        assert!((0..20).any(|_| is_still()), "at {size:?}: {:#?}", tmux.lines());
     }
     // When a window becomes narrower, tmux itself wraps the lines of the display and moves lines that no
     // longer fit. The window has become narrower twice.

@@ -4,13 +4,13 @@
 //! The variable has one or more faults with commas between them, each `KIND:RANK:STEP` or
 //! `KIND:RANK:STEP:TIMES`. The kind is `panic`, or `hang`, which never ends. Without a number of times, a
 //! fault happens once in a process. With the kind `slow`, each computing action of the rank takes [`DELAY`]
-//! longer, from the step on for as many steps as the number of times; with the kind `half`, it takes twice as long. With the kind `flip`, the rank
-//! computes a wrong bit in each element of the gradients that it sends for the first microbatch, in as many
-//! computations of the step as the number of times. With the kind `infinite`, the first element of these
-//! gradients is infinite. A tensor rank sends only some of the elements. A rank that has the first stage alone
-//! sends no gradients and is refused. With the kinds `kill-in-update` and `stop-in-update`, the process of the rank
-//! kills or stops itself when the rank has the gradient norm and has not updated its parameters. With the kinds `panic-in-move`
-//! and `kill-in-move`, the rank panics or its process kills itself when layers begin to move after the step.
+//! longer, from the step on for as many steps as the number of times. Several such faults of a rank add up. With the kind `half`,
+//! an action takes twice as long. With the kind `flip`, the rank computes a wrong bit in each element of the gradients that it
+//! sends for the first microbatch, in as many computations of the step as the number of times. With the kind `infinite`, the
+//! first element of these gradients is infinite. A tensor rank sends only some of the elements. A rank that has the first stage
+//! alone sends no gradients and is refused. With the kinds `kill-in-update` and `stop-in-update`, the process of the rank kills or
+//! stops itself when the rank has the gradient norm and has not updated its parameters. With the kinds `panic-in-move` and
+//! `kill-in-move`, the rank panics or its process kills itself when layers begin to move after the step.
 //!
 //! A fault of any kind but `slow` and `half` may have `file=PATH` instead of the step and the number of times. It then happens
 //! when the file exists, and removes it. So it happens once, although the run starts again.
@@ -289,8 +289,9 @@ impl ActionHook for InjectedFaults {
 
     fn around(&self, rank: WorldRank, action: Action, run: &mut dyn FnMut()) {
         let step = self.step_of(rank);
-        if action.is_compute() && self.faults.iter().any(|fault| fault.slows(Kind::Slow, rank, step)) {
-            std::thread::sleep(DELAY);
+        if action.is_compute() {
+            let slow = self.faults.iter().filter(|fault| fault.slows(Kind::Slow, rank, step));
+            slow.for_each(|_| std::thread::sleep(DELAY));
         }
         match self.faults.iter().find(|fault| fault.happens(rank, step)).map(|fault| fault.kind) {
             Some(Kind::Panic) => panic!("{VARIABLE} asks for this panic"),
