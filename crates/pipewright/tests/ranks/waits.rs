@@ -67,7 +67,7 @@ fn a_report_names_the_send_that_a_rank_waits_for() {
             thread::yield_now();
         }
     });
-    let config = PipelineConfig { deadline: Duration::from_secs(1), ..config() };
+    let config = PipelineConfig { deadline: Duration::from_secs(3), ..config() };
     let mut pipeline = Pipeline::launch(waiting("gpipe", 2, 2, 1), world, &config, |index| stage(index, 2))
         .expect("it starts");
     delivers.store(false, Ordering::Relaxed);

@@ -247,7 +247,7 @@ fn a_process_that_does_not_write_its_part_is_named() {
     let scratch = folder();
     let mut pipeline = launch("1f1b", 2, adamw());
     let folder = CheckpointFolder::own(scratch.path()).expect("no other process owns it");
-    let mut owner = CheckpointWriter::start(folder, 1, 4, Duration::from_millis(200)).expect("a thread");
+    let mut owner = CheckpointWriter::start(folder, 1, 4, Duration::from_secs(2)).expect("a thread");
     let state = state(&mut pipeline, 0);
     let error = owner.save(state).and_then(|_| owner.wait()).expect_err("ranks 2 and 3 are nowhere");
     assert!(error.to_string().contains("ranks [2, 3]"), "{error}");

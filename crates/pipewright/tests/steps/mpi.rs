@@ -342,7 +342,7 @@ fn update_fails() {
     let optimizer = descent(|| {
         if std::thread::current().name() == Some("rank-1") {
             // Rank 0 is in the next batch by then.
-            std::thread::sleep(Duration::from_millis(800));
+            std::thread::sleep(Duration::from_secs(3));
             panic!("out of cheese");
         }
     });

@@ -1,7 +1,8 @@
 //! Failures of a rank while others of its tensor group wait for it in the middle of a stage.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pipewright::failure::Cause;
@@ -58,8 +59,13 @@ fn a_rank_that_panics_in_a_backward_is_reported_and_the_next_step_is_clean() {
 }
 
 fn check_stuck(is_backward: bool, action: &str) {
-    let stuck = || std::thread::sleep(Duration::from_secs(3));
-    let place = (Duration::from_millis(500), moment(is_backward));
+    let (stays, stayed) = channel::<()>();
+    let stayed = Mutex::new(stayed);
+    // The rank is stuck until the test drops the sender.
+    let stuck = move || {
+        let _ = stayed.lock().expect("no panic").recv_timeout(Duration::from_secs(60));
+    };
+    let place = (Duration::from_secs(2), moment(is_backward));
     let mut pipeline = faulty("1f1b", sizes(2, 1, 2), place, stuck);
     let error = take_step(&mut pipeline, 0).expect_err("a rank is stuck");
     let PipelineError::Step(error) = error else { panic!("{error}") };
@@ -67,6 +73,7 @@ fn check_stuck(is_backward: bool, action: &str) {
     let line = report.lines().find(|line| line.starts_with("  rank 2: ")).expect("a line for each rank");
     let waits = format!("is at {action}, waits for its tensors for exchange ");
     assert!(line.contains(&waits) && line.ends_with(" from rank 3"), "{report}");
+    drop(stays);
 }
 
 #[test]

@@ -247,7 +247,7 @@ fn a_collective_names_the_missing_rank(end: &mut Endpoint, step: u64) {
     let last = WorldRank::new(end.ranks() - 1);
     if end.rank() != last {
         let group = Group::of_world(end);
-        let waited = Duration::from_millis(500);
+        let waited = Duration::from_secs(2);
         let found = Communicator::new(end, group, 5, waited).barrier();
         assert!(matches!(found, Err(CollectiveError::Silent { rank, .. }) if rank == last), "{found:?}");
     }
@@ -283,7 +283,8 @@ fn a_wait_ends_at_its_deadline(end: &mut Endpoint, step: u64) {
     while end.wait(start + Duration::from_millis(50)) == Waited::Arrived {
         let _ = end.try_take(end.rank(), tag(Direction::Backward, 0, 0));
     }
-    assert!((50..2000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    let waited = start.elapsed();
+    assert!(waited >= Duration::from_millis(50) && waited < PATIENCE, "{waited:?}");
     barrier(end, 1);
 }
 
@@ -310,11 +311,12 @@ fn a_failure_wakes_every_rank(end: &mut Endpoint, step: u64) {
         end.fail(StepError { rank: failing, step: step.into(), action: None, cause });
     }
     let start = Instant::now();
-    while end.wait(start + Duration::from_secs(8)) == Waited::Arrived {
+    while end.wait(start + 3 * PATIENCE) == Waited::Arrived {
         let _ = end.try_take(end.rank(), ready);
     }
     let first = end.abort().first().expect("a rank failed");
     assert_eq!(first.rank, failing);
     assert!(first.to_string().contains("out of cheese"), "{first}");
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    let waited = start.elapsed();
+    assert!(waited < PATIENCE, "{waited:?}");
 }

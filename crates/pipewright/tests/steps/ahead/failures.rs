@@ -106,12 +106,12 @@ fn a_failed_step_shows_its_own_position() {
 fn a_rank_that_hangs_is_reported_although_another_one_fails_in_the_next_batch() {
     let own = actions(&launch("1f1b", 2, &config()));
     let watch = Watch { panics: Some((1, own[1])), waits: Some((0, own[0] - 1)), ..Watch::default() };
-    let config = PipelineConfig { deadline: Duration::from_secs(1), ..config() };
+    let config = PipelineConfig { deadline: Duration::from_secs(3), ..config() };
     let (watch, mut pipeline, config) = watch.launch_with(config);
     (0..2).for_each(|number| begin(&mut pipeline, number, 4, &config));
     watch.wait_for(1, own[1]);
     let error = pipeline.finish().expect_err("a rank hangs").to_string();
-    assert!(error.starts_with("step 1: rank 0: no rank has moved for 1.0 s"), "{error}");
+    assert!(error.starts_with("step 1: rank 0: no rank has moved for 3.0 s"), "{error}");
     let lost = pipeline.step_batch(numbered(2, &config), RATE).expect_err("a rank is lost").to_string();
     assert!(lost.contains("rank 0 is lost"), "{lost}");
     watch.release();
@@ -122,7 +122,7 @@ fn a_rank_that_hangs_is_reported_although_another_one_fails_in_the_next_batch() 
 fn a_rank_that_hangs_in_the_next_batch_is_reported_with_the_failure() {
     let own = actions(&launch("1f1b", 2, &config()));
     let watch = Watch { panics: Some((0, own[0] - 1)), waits: Some((1, own[1])), ..Watch::default() };
-    let config = PipelineConfig { deadline: Duration::from_secs(1), ..config() };
+    let config = PipelineConfig { deadline: Duration::from_secs(3), ..config() };
     let (watch, mut pipeline, config) = watch.launch_with(config);
     (0..2).for_each(|number| begin(&mut pipeline, number, 4, &config));
     let error = pipeline.finish().expect_err("a rank panics").to_string();
@@ -140,7 +140,7 @@ fn a_rank_that_hangs_in_the_next_batch_is_reported_with_the_failure() {
 fn a_pipeline_that_is_dropped_stops_its_ranks() {
     let own = actions(&launch("1f1b", 2, &config()));
     for (begun, waits) in [(1, None), (2, None), (2, Some((0, 0))), (2, Some((1, own[1])))] {
-        let config = PipelineConfig { deadline: Duration::from_secs(1), ..config() };
+        let config = PipelineConfig { deadline: Duration::from_secs(3), ..config() };
         let (watch, mut pipeline, config) = Watch { waits, ..Watch::default() }.launch_with(config);
         (0..begun).for_each(|number| begin(&mut pipeline, number, 4, &config));
         if let Some((rank, action)) = waits {
@@ -148,7 +148,8 @@ fn a_pipeline_that_is_dropped_stops_its_ranks() {
         }
         let start = Instant::now();
         drop(pipeline);
-        assert!(start.elapsed() < Duration::from_secs(8), "{begun} batches, {waits:?}");
+        let took = start.elapsed();
+        assert!(took < Duration::from_secs(20), "{took:?}: {begun} batches, {waits:?}");
         watch.release();
     }
 }
@@ -175,7 +176,7 @@ fn a_process_that_drops_its_pipeline_does_not_wait_for_the_deadline() {
         drop(pipeline);
         let elapsed = start.elapsed();
         watch.release();
-        assert!(elapsed < Duration::from_secs(8), "{elapsed:?}");
+        assert!(elapsed < Duration::from_secs(20), "{elapsed:?}");
         let error = other.join().expect("no panic");
         assert!(error.contains("its pipeline was dropped"), "{error}");
     });

@@ -160,7 +160,7 @@ fn a_checkpoint_that_was_given_up_takes_no_later_part() {
     let own = folder();
     let mut receiver = PartReceiver::new(own.path().to_owned(), DEADLINE);
     let owned = CheckpointFolder::own(own.path()).expect("a folder");
-    let brief = Duration::from_millis(50);
+    let brief = Duration::from_secs(2);
     let writer = CheckpointWriter::start_receiving(owned, 2, 2, brief, receiver.arrivals());
     let mut writer = writer.expect("a thread");
     let mut keep = |step, offset| {

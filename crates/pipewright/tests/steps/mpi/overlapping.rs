@@ -31,7 +31,7 @@ fn launch(last: u64, ends: Option<u64>, computes: Option<u64>) -> Process {
         wait_until(|| begun.begun.load(Ordering::SeqCst) >= last.min(batch + 3));
         if rank == 1 && begun.runs.load(Ordering::SeqCst) == 0 && Some(batch) == ends {
             // The ranks have begun the next batch by then.
-            std::thread::sleep(Duration::from_millis(300));
+            std::thread::sleep(Duration::from_secs(1));
             begun.runs.store(1, Ordering::SeqCst);
             panic!("it has to fail");
         }

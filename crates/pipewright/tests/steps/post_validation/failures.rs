@@ -93,11 +93,12 @@ fn a_failure_between_an_update_and_the_norm_undoes_the_update() {
 
 #[test]
 fn a_rank_that_has_updated_waits_no_longer_than_the_deadline() {
-    let (waits, mut pipeline, _) = launch_that(Then::Hangs, Duration::from_secs(1));
+    let (waits, mut pipeline, _) = launch_that(Then::Hangs, Duration::from_secs(3));
     let start = Instant::now();
     let error = pipeline.step_batch(numbered(0, &config()), RATE).expect_err("rank 0 hangs").to_string();
-    assert!(error.contains("no rank has moved for 1.0 s"), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+    assert!(error.contains("no rank has moved for 3.0 s"), "{error}");
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(20), "{took:?}");
     waits.released.store(true, Ordering::SeqCst);
 }
 
