@@ -10,6 +10,10 @@ use crate::transport::{Endpoint, Waited};
 /// How long a rank waits before it checks whether other ranks make progress.
 const SHORT_WAIT: Duration = Duration::from_millis(10);
 
+/// How often a rank that waits longer checks for progress. The pipeline gives a rank up that does not answer a quarter of a second
+/// after the deadline, so a rank notices the deadline itself before then.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// A rank's endpoint, which its executor and its stages share. One thread of the rank uses it at a time: its
 /// own, or the thread that runs the backward of an overlap, if it has the turn. A module of several tensor
 /// ranks that is taken out of its pipeline may use it elsewhere.
@@ -63,11 +67,12 @@ fn wait(
         Waited::Arrived | Waited::Aborted => return Ok(()),
         Waited::TimedOut => {}
     }
+    let (mut moves, mut since) = (board.moves(), Instant::now());
     loop {
-        let moves = board.moves();
-        match wait_until(endpoint, Instant::now() + patience) {
+        match wait_until(endpoint, Instant::now() + patience.min(LOOK)) {
             Waited::Arrived | Waited::Aborted => return Ok(()),
-            Waited::TimedOut if board.moves() != moves => {}
+            Waited::TimedOut if board.moves() != moves => (moves, since) = (board.moves(), Instant::now()),
+            Waited::TimedOut if since.elapsed() < patience => {}
             Waited::TimedOut => return Err(Cause::Deadline { waited: deadline, report: board.report() }),
         }
     }
