@@ -41,6 +41,10 @@ const VERIFIED_ON_DEVICE: &str = "steps are verified, which compares bits, and a
 const EXPERTS_ON_DEVICE: &str = "replicas that hold experts together (`expert_parallel`) compute on the processor, and the \
                                  stage is on another device: make it on the processor, or set `expert_parallel` to 1";
 
+/// The reason why a base in files cannot be read for two batches at once.
+const SHARDED_BASE: &str = "its matrices stay in files, and parameters are sharded and delayed by an update: leave out one of \
+                            the three";
+
 /// The reason why tensors of the processor cannot move to its memory.
 const OFFLOAD_ON_PROCESSOR: &str = "it computes on the processor, whose tensors are in the host's memory already: move them \
                                     to a folder (`OffloadTo::Folder`), or use another device";
@@ -159,7 +163,10 @@ impl Setup {
 
     /// Returns the repeating rows of the ranks; `None` if batches do not overlap.
     fn find_turns(&self) -> Option<Arc<[Arc<[bool]>]>> {
-        let delayed = self.config.may_overlap().then(|| Delayed::of_program(&self.program))?;
+        // Only sharded parameters have two versions that are gathered. A base in files has one, which a batch drops.
+        let may_overlap =
+            self.config.may_overlap() && (self.config.is_sharded() || !self.program.as_program().gathers());
+        let delayed = may_overlap.then(|| Delayed::of_program(&self.program))?;
         let delayed =
             delayed.inspect_err(|reason| tracing::info!("batches do not overlap: {reason}")).ok()?;
         Some(delayed.turns().into_iter().map(Arc::from).collect())
@@ -264,6 +271,9 @@ impl Setup {
                 counted(runner.blocks(), "layer")
             )));
         }
+        if self.overlaps() && self.config.is_sharded() && !runner.streamed().is_empty() {
+            return Err(failure(format!("stage {stage}: {SHARDED_BASE}")));
+        }
         let Skips { inputs, outputs } = runner.skips();
         let has_skips = !inputs.is_empty() || !outputs.is_empty();
         if has_skips && !self.program.as_program().trained().are_all() {
@@ -280,7 +290,9 @@ impl Setup {
     /// Returns the setup of stages that are made again while the pipeline runs, for this program.
     pub(super) fn again(&self, program: Arc<ValidatedProgram>) -> Result<Self, PipelineError> {
         let evaluation = evaluation_program(&program, &self.config)?;
-        Ok(Self { program, evaluation, frozen: FrozenTensors::open(), ..self.clone() })
+        let has_same_rows = program == self.program;
+        let again = Self { program, evaluation, frozen: FrozenTensors::open(), ..self.clone() };
+        Ok(if has_same_rows { again } else { again.with_turns() })
     }
 
     /// Makes the program of evaluations, if it is the forward part of the program and there was no evaluation
@@ -326,6 +338,12 @@ impl Setup {
     pub(super) fn loss_scale(&self) -> Option<LossScale> {
         let is_scaled = self.config.precision == Precision::F16;
         is_scaled.then(|| LossScale::new(self.config.loss_scaling))
+    }
+
+    /// Returns the loss scale after a checkpoint that has `stored`; `None` if losses are not scaled.
+    pub(super) fn loss_scale_after(&self, stored: Option<LossScale>) -> Option<LossScale> {
+        let scale = stored.unwrap_or(self.loss_scale()?);
+        Some(if self.config.delayed { scale } else { LossScale { next: scale.factor, ..scale } })
     }
 }
 

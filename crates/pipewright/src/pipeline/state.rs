@@ -97,10 +97,9 @@ impl Pipeline {
         let restored = restored?;
         self.ranks.return_to(StepNumber::new(checkpoint.step()));
         // A run in another precision has no scale, and one from before a restore belongs to other parameters.
-        let scale = self.setup.loss_scale();
         self.verifier.forget();
         self.last_end = None;
-        self.accumulation.restore(scale.map(|initial| checkpoint.loss_scale.unwrap_or(initial)));
+        self.accumulation.restore(self.setup.loss_scale_after(checkpoint.loss_scale));
         Ok(restored)
     }
 }

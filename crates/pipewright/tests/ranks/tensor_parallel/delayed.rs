@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pipewright::batch::Batch;
 use pipewright::ids::WorldRank;
+use pipewright::mesh::DataParallelMode;
 use pipewright::message::{Direction, Tag};
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::tensor::Precision;
@@ -110,11 +111,25 @@ fn other_settings_keep_their_bits() {
     check("1f1b", sizes, &PipelineConfig { precision: Precision::Bf16, ..delayed(sizes) });
 }
 
+/// An action also waits for the rows of its parameters, on every rank of its group.
+#[test]
+fn sharded_parameters_keep_their_bits() {
+    let sharded = |sizes| PipelineConfig { data_parallel_mode: DataParallelMode::Sharded, ..delayed(sizes) };
+    for (schedule, sizes) in
+        [("1f1b", sizes(2, 2, 2)), ("zbvzerobubble", sizes(2, 2, 2)), ("1f1b", sizes(4, 2, 1))]
+    {
+        check(schedule, sizes, &sharded(sizes));
+    }
+}
+
 /// Replicas that hold the experts together exchange tokens in each action.
 #[test]
 fn batches_of_expert_groups_overlap() {
-    for (sizes, experts) in [(sizes(2, 2, 1), 2), (sizes(2, 4, 1), 2), (sizes(2, 2, 2), 2)] {
-        let config = |expert_parallel| PipelineConfig { expert_parallel, ..delayed(sizes) };
+    let (whole, sharded) = (DataParallelMode::Replicated, DataParallelMode::Sharded);
+    let cases = [sizes(2, 2, 1), sizes(2, 4, 1), sizes(2, 2, 2)].map(|sizes| (sizes, 2, whole));
+    for (sizes, experts, data_parallel_mode) in cases.into_iter().chain([(sizes(2, 4, 1), 2, sharded)]) {
+        let config =
+            |expert_parallel| PipelineConfig { expert_parallel, data_parallel_mode, ..delayed(sizes) };
         let launch = |schedule: &str, experts, pace: Option<Fault>| {
             launch_schedule(schedule, sizes, &config(experts), move |moment| {
                 let expert_overlaps::Moment { action, replica } = moment;
@@ -126,7 +141,7 @@ fn batches_of_expert_groups_overlap() {
         };
         let (expected, _) = run(&mut launch("1f1b", 1, None), 0, &Count::default()).0;
         for schedule in ["1f1b", "zb-h1"] {
-            let what = format!("{schedule}, {sizes:?}");
+            let what = format!("{schedule}, {sizes:?}, {data_parallel_mode:?}");
             let drained = run(&mut launch(schedule, experts, None), 0, &Count::default()).0;
             assert!(drained.0 == expected, "{what}");
             let begun = Arc::new(Count::default());
