@@ -5,6 +5,7 @@ use super::error::PipelineError;
 use crate::batch::ReductionUnit;
 use crate::config::PipelineConfig;
 use crate::loss_scale::{LossScale, StepScale};
+use crate::tensor::Precision;
 
 /// The state that one training step leaves for the next one.
 pub(super) struct Accumulation {
@@ -15,8 +16,13 @@ pub(super) struct Accumulation {
 }
 
 impl Accumulation {
-    pub(super) fn new(loss_scale: Option<LossScale>) -> Self {
-        Self { pending: None, loss_scale }
+    /// Returns the state before the first step, or after a checkpoint that has the loss scale `stored`. A run in another precision
+    /// has stored none.
+    pub(super) fn new(config: &PipelineConfig, stored: Option<LossScale>) -> Self {
+        let scale = stored.unwrap_or(LossScale::new(config.loss_scaling));
+        let next = if config.delayed { scale.next } else { scale.factor };
+        let is_scaled = config.precision == Precision::F16;
+        Self { pending: None, loss_scale: is_scaled.then_some(LossScale { next, ..scale }) }
     }
 
     /// Returns whether gradients wait for an update.
@@ -62,10 +68,5 @@ impl Accumulation {
     /// Drops the gradients after a failed step.
     pub(super) fn drop_gradients(&mut self) {
         self.pending = None;
-    }
-
-    /// Continues with the loss scale of a checkpoint.
-    pub(super) fn restore(&mut self, loss_scale: Option<LossScale>) {
-        (self.pending, self.loss_scale) = (None, loss_scale);
     }
 }

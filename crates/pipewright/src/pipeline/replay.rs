@@ -303,7 +303,7 @@ where
             StepPart::Whole => 0..self.batches.len(),
         };
         let of_checkpoint = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.loss_scale);
-        let scale = Accumulation::new(setup.loss_scale_after(of_checkpoint)).step_scale(0, &setup.config);
+        let scale = Accumulation::new(&setup.config, of_checkpoint).step_scale(0, &setup.config);
         let checked = |index: usize, purpose| {
             let all = self.ranks().map(|(rank, _)| rank);
             CheckedBatch::new(setup, all, self.batches[index].clone(), purpose)

@@ -70,7 +70,7 @@ impl SeededPipeline {
             |endpoint| setup.build(endpoint, RankMemory::new(), &|stage, _: &TensorParallel| make(stage));
         let executors = endpoints.into_iter().map(build).collect::<Result<_, _>>()?;
         setup.end_launch();
-        let accumulation = Accumulation::new(setup.loss_scale());
+        let accumulation = Accumulation::new(&setup.config, None);
         let mut pipeline = Self {
             setup,
             executors,

@@ -18,14 +18,13 @@ use crate::device::computes_behind;
 use crate::executor::{Connection, Executor, Follow, IdleThreads, NextBatch, OverlapRule, RankContext};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
-use crate::loss_scale::LossScale;
 use crate::memory::{FrozenTensors, RankMemory};
 use crate::mesh::{Mesh, RankGroups};
 use crate::nn::TensorParallel;
 use crate::offload::OffloadTo;
 use crate::progress::ProgressBoard;
 use crate::stage::{Skips, Stage, StageRunner, StageSettings};
-use crate::tensor::{Metadata, Precision};
+use crate::tensor::Metadata;
 use crate::transport::{Endpoint, World};
 use crate::verification::Verify;
 
@@ -332,18 +331,6 @@ impl Setup {
     /// Returns the channel for the exchange of reports between processes; `None` within one process.
     pub(super) fn reports(&self) -> Option<ByteChannel> {
         self.reports.clone()
-    }
-
-    /// Returns the loss scale before the first step; `None` if losses are not scaled.
-    pub(super) fn loss_scale(&self) -> Option<LossScale> {
-        let is_scaled = self.config.precision == Precision::F16;
-        is_scaled.then(|| LossScale::new(self.config.loss_scaling))
-    }
-
-    /// Returns the loss scale after a checkpoint that has `stored`; `None` if losses are not scaled.
-    pub(super) fn loss_scale_after(&self, stored: Option<LossScale>) -> Option<LossScale> {
-        let scale = stored.unwrap_or(self.loss_scale()?);
-        Some(if self.config.delayed { scale } else { LossScale { next: scale.factor, ..scale } })
     }
 }
 

@@ -193,6 +193,46 @@ fn a_rank_continues_the_batch_before_while_its_group_waits() {
     assert!(found == drained("1f1b", sizes, &config));
 }
 
+/// The same for rows of sharded parameters: the rows of the next batch come to one rank of a group only after the other one, which
+/// has its own, has passed on the squares of the batch before.
+#[test]
+fn a_rank_continues_the_batch_before_while_its_group_gathers() {
+    let (sizes, begun) = (sizes(2, 2, 2), Arc::new(Count::default()));
+    let config = PipelineConfig {
+        deadline: Duration::from_secs(30),
+        data_parallel_mode: DataParallelMode::Sharded,
+        ..delayed(sizes)
+    };
+    // The first rows of a batch that have been delivered to the ranks of the second stage, and when the second ones have been
+    // delivered to the first of them.
+    let (mut delivered, mut since) = ([0, 0], None::<Instant>);
+    let mut has_passed_on = false;
+    let is_due = move |from: WorldRank, to: WorldRank, tag: Tag| match (tag, from.get(), to.get()) {
+        (Tag::ParameterShard { round: 0, .. }, 6 | 7, to @ (2 | 3)) => {
+            let is_second = delivered[to as usize - 2] == 1;
+            let is_due = !is_second || to == 2 || has_passed_on;
+            delivered[to as usize - 2] += u32::from(is_due);
+            if is_second && to == 2 {
+                since = Some(Instant::now());
+            }
+            is_due
+        }
+        // By then, rank 2 has come to the first microbatch of the next batch.
+        (Tag::Squares, 3, 2) => since.is_some_and(|since| since.elapsed() > Duration::from_millis(200)),
+        (Tag::Squares, 2, 0) => {
+            has_passed_on = true;
+            true
+        }
+        _ => true,
+    };
+    let launch = |world: World| {
+        let launched = try_launch_in(world, "1f1b", sizes, &config, Some(paced(begun.clone(), 2)));
+        run(&mut launched.expect("it starts"), 2, &begun).0
+    };
+    let found = with_deliveries(sizes.ranks(), is_due, launch);
+    assert!(found == drained("1f1b", sizes, &config));
+}
+
 /// The second batch fails on a rank of the first stage, while a rank of the second stage waits for the other one of its group
 /// in a backward of the first batch. That batch counts, and the pipeline continues as if the second one had not been.
 #[test]
