@@ -111,6 +111,18 @@ impl<Cell> Rows<Cell> {
         Ok(Self { numbering: Numbering { batches, ..self.numbering }, ..self })
     }
 
+    /// Returns the same rows for a model of which these stages are trained. The others have no weight
+    /// gradients, and those below the first trained one run forward only.
+    #[must_use]
+    pub fn with_trained(self, trained: TrainedStages) -> Self {
+        Self { trained, ..self }
+    }
+
+    /// Returns the stages that are trained.
+    pub fn trained(&self) -> &TrainedStages {
+        &self.trained
+    }
+
     /// Returns the placement of the stages.
     pub fn placement(&self) -> &Placement {
         &self.placement
@@ -216,13 +228,6 @@ impl Program {
         Ok(Self::made(placement, Numbering::of(microbatches), rows))
     }
 
-    /// Returns the same rows for a model of which these stages are trained. The others have no weight
-    /// gradients, and those below the first trained one run forward only.
-    #[must_use]
-    pub fn with_trained(self, trained: TrainedStages) -> Self {
-        Self { trained, ..self }
-    }
-
     /// Makes a program, and infers the placement and the number of microbatches from the rows.
     ///
     /// # Errors
@@ -232,18 +237,13 @@ impl Program {
         Self::new(placement, microbatches, rows)
     }
 
-    /// Returns the stages that are trained.
-    pub fn trained(&self) -> &TrainedStages {
-        &self.trained
-    }
-
     /// Returns the computation of the program in the same order, without communication.
     pub fn computation(&self) -> Schedule {
         let compute = |row: &Vec<Action>| {
             row.iter().copied().filter(|action| action.is_compute()).map(Some).collect::<Vec<_>>()
         };
         let rows = self.rows.iter().map(compute).collect();
-        Schedule::made(self.placement.clone(), self.numbering, rows)
+        Schedule::made(self.placement.clone(), self.numbering, rows).with_trained(self.trained.clone())
     }
 
     /// Makes the program of the actions of `schedule`, in the same order and without its bubbles.
@@ -255,6 +255,7 @@ impl Program {
         };
         let rows = schedule.rows.iter().map(without).collect();
         Self::made(schedule.placement.clone(), schedule.numbering, rows)
+            .with_trained(schedule.trained.clone())
     }
 
     /// Applies `pass` to the rows one after another, so that a large program is not held in memory twice. The

@@ -9,8 +9,8 @@ use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering, for_training, order_safe};
 use pipewright_schedule::simulate::{Steady, logical, steady};
 use pipewright_schedule::{
-    Action, ActionKind, Costs, Level, LowerConfig, Rank, Schedule, ScheduleSpec, ValidatedProgram, csv,
-    generate,
+    Action, ActionKind, Costs, Level, LowerConfig, Rank, Schedule, ScheduleSpec, TrainedStages,
+    ValidatedProgram, csv, generate,
 };
 
 fn spec(ranks: u32, microbatches: u32) -> ScheduleSpec {
@@ -209,6 +209,59 @@ fn a_program_has_the_rows_of_its_schedule() {
         Delayed::of_program(&program).expect("it overlaps").turns().iter().map(text).collect();
     // The last rank sends its gradients early, so its backwards are two computations.
     assert_eq!(rows, ["oooooono", "oooooooooooo"]);
+}
+
+/// Stages without trained parameters have no weight gradients, and below the first trained one no backward. Such ranks keep no
+/// activations, or none for longer than their gradient takes.
+#[test]
+fn stages_that_are_frozen_overlap_and_are_no_slower_than_with_a_drain() {
+    let mut count = 0;
+    for generator in catalogue() {
+        for (ranks, microbatches) in [(2, 4), (4, 8)] {
+            let spec = spec(ranks, microbatches);
+            if !trains(generator.name, &spec) {
+                continue;
+            }
+            let schedule = generate(generator.name, &spec).expect("a schedule");
+            let stages = schedule.placement().stages();
+            let lower_half = |stage: u32| stage < stages / 2;
+            let patterns: [&dyn Fn(u32) -> bool; 4] =
+                [&lower_half, &|stage| !lower_half(stage), &|stage| stage == 0, &|stage| stage + 1 < stages];
+            for (pattern, is_frozen) in patterns.into_iter().enumerate() {
+                let trained =
+                    TrainedStages::of(&(0..stages).map(|stage| !is_frozen(stage)).collect::<Vec<_>>());
+                let name = format!("{}, {ranks} ranks, pattern {pattern}", generator.name);
+                let lowered = |schedule: &Schedule, delayed| {
+                    let lowering =
+                        TrainingLowering { delayed, trained: trained.clone(), ..TrainingLowering::default() };
+                    for_training(schedule, &lowering).unwrap_or_else(|error| panic!("{name}: {error}"))
+                };
+                let delayed = Delayed::of_program(&lowered(&schedule, true))
+                    .unwrap_or_else(|error| panic!("{name}: {error}"));
+                let batches = delayed.batches(delayed.enough_batches()).expect("batches");
+                let costs: Costs = "F=1,I=1,W=1".parse().expect("costs");
+                let period = |program: &ValidatedProgram| {
+                    steady(program.as_program(), &costs).expect("a steady state").period
+                };
+                let [overlapping, alone] =
+                    [&batches, &schedule].map(|schedule| period(&lowered(schedule, false)));
+                assert!(overlapping <= alone * 1.000_001, "{name}: {overlapping} after {alone}");
+                count += usize::from(overlapping < alone * 0.95);
+            }
+        }
+    }
+    assert!(count > 60, "{count} are faster");
+    // The last of four stages is trained: a batch of 8 microbatches takes 3 + 8 * 3, and ranks with nothing to train never wait.
+    let schedule = generate("1f1b", &spec(4, 8)).expect("a schedule");
+    let trained = TrainedStages::of(&[false, false, false, true]);
+    let lowering = TrainingLowering { trained, delayed: true, ..TrainingLowering::default() };
+    let program = for_training(&schedule, &lowering).expect("a program");
+    let delayed = Delayed::of_program(&program).expect("it overlaps");
+    let batches = delayed.batches(delayed.enough_batches()).expect("batches");
+    let costs: Costs = "F=1,I=1,W=1".parse().expect("costs");
+    let found =
+        steady(for_training(&batches, &lowering).expect("a program").as_program(), &costs).expect("a run");
+    assert_eq!((found.period, found.peak_activations), (24.0, vec![1; 4]));
 }
 
 /// Checks the idle share of schedules with as many microbatches as ranks.

@@ -228,15 +228,10 @@ impl PipelineConfig {
         self.data_parallel_mode.shards(self.data_parallel) > 1
     }
 
-    /// Returns whether batches may overlap: parameters are delayed, each replica has all rows of them, and no loss scale depends on
-    /// the batch before.
+    /// Returns whether batches may overlap: parameters are delayed, no step is repeated, and no action is a function's or moves
+    /// tensors out of memory.
     pub fn may_overlap(&self) -> bool {
-        self.delayed
-            && self.precision != Precision::F16
-            && self.hook.is_none()
-            && self.offload.is_none()
-            && self.verify == Verify::Off
-            && !self.is_sharded()
+        self.delayed && self.hook.is_none() && self.offload.is_none() && self.verify == Verify::Off
     }
 }
 

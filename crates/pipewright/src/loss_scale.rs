@@ -6,6 +6,10 @@
 //! If a scaled gradient is too large for f16, its sum is not finite. All ranks then skip the update, and the
 //! scale is halved. After enough updates in a row it is doubled. The gradient norm decides, which is the same
 //! on all ranks.
+//!
+//! If parameters are delayed by one update, the scale of a step follows from the steps up to the one two before it, like its
+//! parameters: the step may begin before the one before it has ended. So a scale that is too large is used twice, and halved
+//! once.
 
 use std::fmt;
 
@@ -46,29 +50,62 @@ impl fmt::Display for LossScaling {
 /// The loss scale between two steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LossScale {
-    /// The scale of the next step.
+    /// The scale that follows from all steps.
     pub(crate) factor: f64,
-    /// The number of updates since the scale changed.
+    /// The number of updates since it changed.
     pub(crate) updates: u32,
+    /// The scale of the next step: `factor`, or if parameters are delayed, the one before the last step.
+    pub(crate) next: f64,
 }
 
 impl LossScale {
     /// Returns the scale before the first step.
     pub(crate) fn new(settings: LossScaling) -> Self {
-        Self { factor: settings.initial, updates: 0 }
+        Self { factor: settings.initial, updates: 0, next: settings.initial }
     }
 
     /// Returns the scale after an update, or after a step whose update was skipped.
-    pub(crate) fn after(self, skipped: bool, settings: LossScaling) -> Self {
-        let Self { factor, updates } = self;
-        if skipped {
-            return Self { factor: (factor / 2.0).max(LossScaling::SMALLEST), updates: 0 };
-        }
-        if updates + 1 >= settings.interval {
-            Self { factor: factor * 2.0, updates: 0 }
+    pub(crate) fn after(self, skipped: bool, delayed: bool, settings: LossScaling) -> Self {
+        let Self { factor, updates, next: used } = self;
+        let (now, updates) = if skipped {
+            // A step before may have halved the scale that this one has used.
+            ((used / 2.0).max(LossScaling::SMALLEST).min(factor), 0)
+        } else if updates + 1 >= settings.interval {
+            (factor * 2.0, 0)
         } else {
-            Self { factor, updates: updates + 1 }
+            (factor, updates + 1)
+        };
+        Self { factor: now, updates, next: if delayed { factor } else { now } }
+    }
+
+    /// Returns the scale of a step while `open` steps before it have not ended. There are at most two, and none if parameters
+    /// are not delayed.
+    pub(crate) fn of_step(self, open: usize, settings: LossScaling) -> StepScale {
+        match open {
+            0 => StepScale { factor: self.next, if_skipped: self.next },
+            1 => StepScale { factor: self.factor, if_skipped: self.factor },
+            _ => {
+                let [factor, if_skipped] =
+                    [false, true].map(|skipped| self.after(skipped, true, settings).factor);
+                StepScale { factor, if_skipped }
+            }
         }
+    }
+}
+
+/// The scale of a step's losses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct StepScale {
+    pub(crate) factor: f64,
+    /// The scale if the update of the step two before this one is skipped, which only the ranks know if that one has not ended
+    /// when they get the batch.
+    pub(crate) if_skipped: f64,
+}
+
+impl Default for StepScale {
+    /// Losses that are not scaled.
+    fn default() -> Self {
+        Self { factor: 1.0, if_skipped: 1.0 }
     }
 }
 
@@ -82,10 +119,29 @@ mod tests {
         let mut scale = LossScale::new(settings);
         let mut seen = Vec::new();
         for skipped in [true, false, true, true, false, false, false, false] {
-            scale = scale.after(skipped, settings);
+            scale = scale.after(skipped, false, settings);
             seen.push(scale.factor);
         }
         assert_eq!(seen, [2.0, 2.0, 1.0, 1.0, 1.0, 2.0, 2.0, 4.0]);
+    }
+
+    /// Two steps that overflow at one scale halve it once. The scale of a step is the same however many steps before it are open.
+    #[test]
+    fn a_delayed_scale_is_halved_once() {
+        let settings = LossScaling { initial: 8.0, interval: 2 };
+        let skipped = [true, true, false, false, true, false, false, true];
+        let (mut scales, mut seen) = (vec![LossScale::new(settings)], Vec::new());
+        for index in 0..skipped.len() {
+            let last = scales[index];
+            seen.push(last.next);
+            for open in 1..=index.min(2) {
+                let StepScale { factor, if_skipped } = scales[index - open].of_step(open, settings);
+                let is_skipped = open == 2 && skipped[index - 2];
+                assert_eq!(if is_skipped { if_skipped } else { factor }, last.next, "{index}, {open} open");
+            }
+            scales.push(last.after(skipped[index], true, settings));
+        }
+        assert_eq!(seen, [8.0, 8.0, 4.0, 4.0, 4.0, 8.0, 2.0, 2.0]);
     }
 
     #[test]

@@ -2,12 +2,15 @@
 
 use serde_json::Value;
 
+use super::adapters::folder_without_path;
 use crate::run::{Figures, Run, tensors};
 
 const SIZE: [&str; 4] =
     ["run.steps=6", "pipeline.ranks=2", "optimizer.schedule=constant", "run.deadline_seconds=20"];
 const DELAY: &str = "optimizer.delay=1";
 const CORRECTION: &str = "optimizer.delay_correction=error-feedback";
+
+const SHARDED: [&str; 2] = ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"];
 
 type Outcome = (Vec<Figures>, Vec<(String, Vec<u8>)>);
 
@@ -47,6 +50,9 @@ fn runs_have_the_same_bits_under_every_cut_and_after_a_stop() {
     for set in [
         &["mesh.data_parallel=2"][..],
         &["mesh.tensor_parallel=2"],
+        &SHARDED,
+        &["run.precision=f16"],
+        &["run.precision=f16", "run.loss_scale=16777216"],
         &[CORRECTION],
         &[CORRECTION, "mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"],
         &[CORRECTION, "optimizer.name=muon", "optimizer.post_validation=true"],
@@ -63,16 +69,43 @@ fn runs_have_the_same_bits_under_every_cut_and_after_a_stop() {
     assert!(outcome(&run).1 == expected.1, "the checkpoint after a stop");
 }
 
-/// Ranks that exchange tensors in the middle of their stages resume too.
+/// Ranks that exchange tensors in the middle of their stages resume too, replicas that share parameters, and loss scales.
 #[test]
-fn runs_of_groups_resume() {
+fn runs_of_other_kinds_resume() {
     let experts = ["model.architecture=qwen3_moe", "model.num_experts=4", "mesh.data_parallel=2"];
-    for set in [&["mesh.tensor_parallel=2"][..], &[&experts[..], &["mesh.expert_parallel=2"]].concat()] {
+    for set in [
+        &["mesh.tensor_parallel=2"][..],
+        &[&experts[..], &["mesh.expert_parallel=2"]].concat(),
+        &SHARDED,
+        &["run.precision=f16", "run.loss_scale=16777216"],
+    ] {
         let run = Run::new();
         run.train(&[&SIZE[..], &[DELAY, "run.steps=3"], set].concat());
         run.resume(&["run.steps=6"]);
         assert!(outcome(&run) == train(set), "{set:?}");
     }
+}
+
+/// Adapters on the upper blocks leave the first stage without a backward. The base has one version.
+#[test]
+fn runs_with_frozen_stages_have_the_same_bits_and_resume() {
+    let upper = [DELAY, "adapter.kind=lora", r#"adapter.targets=["*.layers.6.*", "*.layers.7.*"]"#];
+    let train = |set: &[&str], steps: &[&str]| {
+        let folder = folder_without_path();
+        let set = [&upper[..], set].concat();
+        folder.train(&[&set[..], &[steps[0]]].concat());
+        steps[1..].iter().for_each(|more| folder.resume(&[more]));
+        folder.figures()
+    };
+    let expected = train(&["pipeline.ranks=1"], &["run.steps=6"]);
+    for set in [
+        &["pipeline.ranks=2"][..],
+        &["pipeline.ranks=4"],
+        &["pipeline.ranks=2", "pipeline.schedule=zbvzerobubble"],
+    ] {
+        assert!(train(set, &["run.steps=6"]) == expected, "{set:?}");
+    }
+    assert!(train(&["pipeline.ranks=2"], &["run.steps=3", "run.steps=6"]) == expected, "after a stop");
 }
 
 /// The last update is state too.
@@ -127,8 +160,14 @@ fn number(rank: &Value, key: &str) -> u64 {
 fn check_counts_both_versions() {
     let run = Run::new();
     let memory = |set: &[&str]| run.estimates("small.toml", &[&SIZE[..], set].concat());
-    for (ranks, batches) in [("pipeline.ranks=2", 2), ("pipeline.ranks=1", 1)] {
-        for (plain, delayed) in memory(&[ranks]).iter().zip(memory(&[ranks, DELAY])) {
+    let cases: [(&[&str], u64); 3] = [
+        (&["pipeline.ranks=2"], 2),
+        (&["pipeline.ranks=1"], 1),
+        // Both batches may have gathered a stage.
+        (&["pipeline.ranks=2", SHARDED[0], SHARDED[1]], 2),
+    ];
+    for (ranks, batches) in cases {
+        for (plain, delayed) in memory(ranks).iter().zip(memory(&[ranks, &[DELAY]].concat())) {
             assert_eq!(number(&delayed, "parameters"), 2 * number(plain, "parameters"), "{delayed}");
             assert_eq!(number(&delayed, "gradients"), batches * number(plain, "gradients"), "{delayed}");
             assert_eq!(number(&delayed, "optimizer"), number(plain, "optimizer"), "{delayed}");
@@ -138,7 +177,9 @@ fn check_counts_both_versions() {
             assert!(number(&delayed, "total") >= state.iter().sum(), "{delayed}");
         }
         // AdamW has two moments, and the correction one tensor of the same size.
-        for (delayed, corrected) in memory(&[ranks, DELAY]).iter().zip(memory(&[ranks, DELAY, CORRECTION])) {
+        let [delayed, corrected] =
+            [&[DELAY][..], &[DELAY, CORRECTION]].map(|set| memory(&[ranks, set].concat()));
+        for (delayed, corrected) in delayed.iter().zip(corrected) {
             assert_eq!(2 * number(&corrected, "optimizer"), 3 * number(delayed, "optimizer"), "{corrected}");
         }
     }

@@ -186,7 +186,7 @@ impl TrainingMemory {
 impl TrainingRun<'_> {
     /// Returns a program of several batches that overlap, if parameters are delayed and batches may overlap.
     fn overlapping(&self) -> Option<ValidatedProgram> {
-        if !self.delayed || self.program.ranks() == 1 {
+        if !self.delayed || self.program.ranks() == 1 || self.model.streams() {
             return None;
         }
         let delayed = Delayed::of_program(self.program).ok()?;

@@ -357,6 +357,7 @@ fn sound_program(
     let delayed = settings.optimizer.delay > 0
         && settings.run.accumulate.get() == 1
         && settings.optimizer.expert_balance_speed.is_none()
+        && !model.streams()
         && pipeline_config(settings, model)?.may_overlap();
     let lowering = TrainingLowering { trained, offload, stream_window, delayed, ..mesh.lowering() };
     let program = source.program(&LowerConfig::from(lowering)).map_err(refused)?;

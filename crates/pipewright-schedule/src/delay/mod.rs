@@ -50,6 +50,7 @@ use crate::ids::{Microbatch, Rank};
 use crate::level::Level;
 use crate::placement::Placement;
 use crate::schedule::{Numbering, Program, Schedule, check_sizes};
+use crate::trained::TrainedStages;
 use crate::validate::{ValidatedProgram, check};
 
 /// Returns a number of batches whose soundness proves any number sound, for so many ranks (see the [module](self)).
@@ -66,21 +67,14 @@ pub struct Delayed {
     placement: Placement,
     /// The numbering of one batch.
     numbering: Numbering,
+    trained: TrainedStages,
     rows: Vec<Vec<DelayedAction>>,
-}
-
-/// Returns the computations of a program.
-fn computations(program: &Program) -> Schedule {
-    let of_row =
-        |row: &Vec<Action>| row.iter().copied().filter(|action| action.is_compute()).map(Some).collect();
-    let rows = program.rows().iter().map(of_row).collect();
-    Schedule::made(program.placement().clone(), program.numbering(), rows)
 }
 
 /// Returns `program` with each batch in the order in which batches overlap best at equal costs
 /// of all stages. It has only computations, and does not change if its batches cannot overlap.
 pub(crate) fn for_overlaps(program: Program) -> Program {
-    match Delayed::of(&computations(&program), &Costs::default()) {
+    match Delayed::of(&program.computation(), &Costs::default()) {
         Ok(delayed) => program.map_rows(|rank, _| in_order(delayed.row(rank)).collect()),
         Err(_) => program,
     }
@@ -120,7 +114,8 @@ impl Delayed {
             return Err(DelayError(report.into_violations(alone).to_string()));
         }
         let rows = weave(schedule, costs, enough_batches(schedule.ranks()), order)?;
-        Ok(Self { placement: schedule.placement().clone(), numbering: schedule.numbering(), rows })
+        let (placement, trained) = (schedule.placement().clone(), schedule.trained().clone());
+        Ok(Self { placement, numbering: schedule.numbering(), trained, rows })
     }
 
     /// Makes batches of `program` overlap at `costs`, as [`Delayed::of`] does for a schedule. In a program for training, a
@@ -129,30 +124,27 @@ impl Delayed {
     /// # Errors
     /// As [`Delayed::of`].
     pub fn at_costs(program: &ValidatedProgram, costs: &Costs) -> Result<Self, DelayError> {
-        Self::of(&computations(program.as_program()), costs)
+        Self::of(&program.as_program().computation(), costs)
     }
 
     /// Makes batches of `program` overlap, for equal costs of all stages, and proves any number of them sound. A rank
     /// computes each batch in the order of its row of the program. The program of a run was lowered for this
     /// ([`LowerConfig::delayed`](crate::LowerConfig::delayed)).
     ///
+    /// Collectives among replicas add no deadlock: all replicas run the same rows, and each sends its part at a place before the
+    /// one where another one waits for it. So each wait is for an earlier place in the order of a rank, which the proof has.
+    ///
     /// # Errors
-    /// When actions of the program depend on more than their batch: it moves tensors out of memory, gathers parameters, or
-    /// keeps overlaps; when it does not train all stages; or as [`Delayed::of`].
+    /// When actions of the program depend on more than their batch: it moves tensors out of memory or keeps overlaps; or
+    /// as [`Delayed::of`].
     pub fn of_program(program: &ValidatedProgram) -> Result<Self, DelayError> {
-        let is_refused = |action: &&Action| {
-            let is_overlap = matches!(action, Action::Overlap(_));
-            is_overlap || action.kind().is_offload() || matches!(action, Action::Unshard { .. })
-        };
+        let is_refused =
+            |action: &&Action| matches!(action, Action::Overlap(_)) || action.kind().is_offload();
         let rows = program.as_program().rows();
         if let Some(action) = rows.iter().flatten().find(is_refused) {
             return Err(DelayError(format!("{action} depends on more than its batch")));
         }
-        if !program.as_program().trained().are_all() {
-            return Err(DelayError("the program has stages that are not trained".to_owned()));
-        }
-        let schedule = computations(program.as_program());
-        let delayed = Self::woven(&schedule, &Costs::default(), BatchOrder::Kept)?;
+        let delayed = Self::woven(&program.as_program().computation(), &Costs::default(), BatchOrder::Kept)?;
         let batches = Program::without_bubbles(&delayed.batches(delayed.enough_batches())?);
         let report = check(&batches, Level::Compute);
         if report.total() > 0 {
@@ -211,11 +203,8 @@ impl Delayed {
             actions
         };
         let rows = self.rows.iter().map(row).collect();
-        Ok(Schedule::made(
-            self.placement.clone(),
-            Numbering { microbatches, batches, ..self.numbering },
-            rows,
-        ))
+        let numbering = Numbering { microbatches, batches, ..self.numbering };
+        Ok(Schedule::made(self.placement.clone(), numbering, rows).with_trained(self.trained.clone()))
     }
 
     /// Returns `action` with the number of its microbatch among all batches.

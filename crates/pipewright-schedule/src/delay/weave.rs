@@ -4,8 +4,8 @@
 //! Rules: (1) a rank computes each batch in the order of its schedule; (2) when it is free, it takes the next
 //! computation of its older batch if that is ready and not a `W`, else the one of the next batch, else a `W` of the
 //! older one: a `W` can wait, and a forward of the next batch keeps other ranks busy; (3) a forward of the next batch
-//! waits while the rank keeps as many activations as at the peak of the schedule alone, and the last computation of
-//! the next batch waits for the end of the older one; (4) a batch waits
+//! waits while the rank keeps as many activations as at the peak of the schedule alone, unless its stage runs forward only and
+//! keeps none, and the last computation of the next batch waits for the end of the older one; (4) a batch waits
 //! for the update that it needs ([`crate::delay`]); (5) costs are whole ticks, so equal times are equal.
 //!
 //! There are three kinds of candidates. Woven rows are a late repetition of such a simulation. Variants of rule 2 always

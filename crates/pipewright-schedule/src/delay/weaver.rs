@@ -13,6 +13,7 @@ use crate::generate::ticks::{StageTicks, ticks};
 use crate::ids::{Microbatch, StageIndex};
 use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::trained::{StageBackward, TrainedStages};
 
 /// The number of batches whose tensors are kept: a rank in batch `t + 2` has seen all ranks end batch `t`.
 const LIVE_BATCHES: usize = 4;
@@ -91,6 +92,7 @@ impl RankState {
 /// The simulation.
 pub(super) struct Weaver<'a> {
     pub(super) placement: &'a Placement,
+    trained: &'a TrainedStages,
     pub(super) microbatches: usize,
     batches: usize,
     ticks: Vec<StageTicks>,
@@ -122,6 +124,7 @@ impl<'a> Weaver<'a> {
         let (stages, microbatches) = (placement.stages() as usize, schedule.microbatches() as usize);
         Self {
             placement,
+            trained: schedule.trained(),
             microbatches,
             batches,
             ticks: ticks(costs, placement),
@@ -172,12 +175,14 @@ impl<'a> Weaver<'a> {
         let action = self.rows[rank][position];
         let end = now + self.duration(action);
         let done = Done { action, batch: batch as u32, older: state.older as u32, start: now };
+        let backward = self.trained.backward_of(action.stage());
         let state = &mut self.ranks[rank];
         state.free_at = end;
         state.next[usize::from(is_next)] += 1;
-        state.kept = match action.kind() {
-            ActionKind::Forward => state.kept + 1,
-            ActionKind::Backward | ActionKind::WeightBackward => state.kept.saturating_sub(1),
+        state.kept = match (action.kind(), backward) {
+            (ActionKind::Forward, StageBackward::Inputs | StageBackward::Whole) => state.kept + 1,
+            (ActionKind::Backward | ActionKind::WeightBackward, _)
+            | (ActionKind::InputBackward, StageBackward::Inputs) => state.kept.saturating_sub(1),
             _ => state.kept,
         };
         state.peak = state.peak.max(state.kept);
@@ -212,7 +217,9 @@ impl<'a> Weaver<'a> {
             }
         };
         let has_room = |action: Action| {
-            action.kind() != ActionKind::Forward || caps.get(rank).is_none_or(|cap| state.kept < *cap)
+            action.kind() != ActionKind::Forward
+                || !self.trained.runs_backward(action.stage())
+                || caps.get(rank).is_none_or(|cap| state.kept < *cap)
         };
         let (older, next) = (head(false), head(true).filter(|action| has_room(*action)));
         match (older, next) {

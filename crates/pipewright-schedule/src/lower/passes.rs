@@ -23,8 +23,8 @@ pub struct LowerConfig {
     /// The stages that are trained. The backwards of the others are removed as far as nothing needs them.
     pub trained: TrainedStages,
     /// Order the computations of each rank so that batches overlap best, because weights are delayed by one update
-    /// ([`crate::delay`]), for stages of equal cost. If parameters are gathered, tensors leave memory, overlaps stay whole, or
-    /// stages are not trained, batches do not overlap, and the order stays.
+    /// ([`crate::delay`]), for stages of equal cost. If tensors leave memory or overlaps stay whole, batches do not
+    /// overlap, and the order stays.
     pub delayed: bool,
     /// Merge the halves of a split backward if they are adjacent.
     pub merge_bw: bool,
@@ -113,12 +113,7 @@ fn run_passes(mut computation: Computation<'_>, config: &LowerConfig) -> Result<
         let needed = drop_frozen(computation.into_program(), &config.trained);
         computation = Computation::Changed(sound("drop-frozen", needed, Level::Compute)?);
     }
-    let is_delayed = config.delayed
-        && computation.batches() == 1
-        && config.trained.are_all()
-        && config.unshard.is_none()
-        && config.offload.is_none();
-    if is_delayed {
+    if config.delayed && computation.batches() == 1 && config.offload.is_none() {
         let mut program = computation.into_program();
         let is_taken_apart =
             |action: &Action| !(config.keep_overlaps && matches!(action, Action::Overlap(_)));

@@ -58,7 +58,7 @@ pub(super) fn send_recv_over(computation: Computation<'_>) -> Result<Program, Lo
         Computation::Scheduled(schedule) => sweep(
             schedule.placement(),
             schedule.numbering(),
-            TrainedStages::ALL,
+            schedule.trained().clone(),
             schedule.rows(),
             Bubbles::Dropped,
         ),

@@ -78,8 +78,7 @@ impl Plan {
         }
         let alone = predict(&profile, &self.schedule, &choice)?;
         let lowering = TrainingLowering { delayed: true, ..choice.lowering(&profile) };
-        // The rows with which training repeats. It refuses to overlap some programs, for example with stages that are not
-        // trained.
+        // The rows with which training repeats. It refuses to overlap some programs, for example those that keep overlaps.
         let delayed = searched.of(&alone.program, || for_training(&self.schedule, &lowering))?;
         let batches = delayed.enough_batches().max(std::num::NonZeroU32::MIN.saturating_add(FEWEST - 1));
         let schedule = delayed.batches(batches).map_err(refused)?;

@@ -32,7 +32,7 @@ pub struct Checkpoint {
     scalars: BTreeMap<String, String>,
     parameters: BTreeSet<String>,
     frozen: BTreeSet<String>,
-    /// The loss scale of the next step; `None` if the run had no loss scale.
+    /// The loss scale after the step; `None` if the run had no loss scale.
     pub(crate) loss_scale: Option<LossScale>,
     not_finite: BTreeMap<String, NotFinite>,
 }
@@ -347,8 +347,10 @@ fn without_index(name: &str, shards: &BTreeMap<String, StoredShard>) -> String {
 
 /// Returns the loss scale of a file's header.
 fn scale_of(text: &str) -> Option<LossScale> {
-    let (factor, updates) = text.split_once(' ')?;
-    Some(LossScale { factor: factor.parse().ok()?, updates: updates.parse().ok()? })
+    let mut parts = text.split(' ');
+    let (factor, updates) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    let next = parts.next().map_or(Some(factor), |next| next.parse().ok())?;
+    Some(LossScale { factor, updates, next })
 }
 
 /// Returns the entries named `PARAMETER@FIELD`, with their fields.

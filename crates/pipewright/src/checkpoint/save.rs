@@ -90,8 +90,9 @@ impl Saving {
         let _counted = memory.count_this_thread();
         let name = tensors_of(rank);
         let mut texts = BTreeMap::from([(STEP.to_owned(), self.step.to_string())]);
-        if let Some(LossScale { factor, updates }) = loss_scale {
-            texts.insert(LOSS_SCALE.to_owned(), format!("{factor} {updates}"));
+        if let Some(LossScale { factor, updates, next }) = loss_scale {
+            let next = if next == factor { String::new() } else { format!(" {next}") };
+            texts.insert(LOSS_SCALE.to_owned(), format!("{factor} {updates}{next}"));
         }
         // All stages of a rank are sharded alike, and so are all their parameters but experts.
         let part = stages.iter().find_map(|stage| stage.row_shard);

@@ -35,7 +35,7 @@ pub struct TrainingState {
 pub struct RankState {
     pub(crate) rank: WorldRank,
     pub(crate) stages: Vec<StageState>,
-    /// The loss scale of the next step, if the pipeline has one.
+    /// The loss scale after the last step, if the pipeline has one.
     pub(crate) loss_scale: Option<LossScale>,
     /// The rank's memory count, which counts the copies that are made for writing.
     pub(crate) memory: RankMemory,

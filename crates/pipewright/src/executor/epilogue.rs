@@ -288,6 +288,7 @@ impl Executor {
         share_storage(context, stages, parameters);
         let norm = norm?;
         stages.note_update();
+        self.last_updates = [self.last_updates[1], (step.number, !norm.is_finite())];
         self.accumulation = Accumulation::default();
         let (sums, time) = (self.recorder.since_program(start), start.elapsed());
         let fingerprint = self.fingerprint_if_due()?;

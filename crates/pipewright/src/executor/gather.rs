@@ -12,6 +12,10 @@
 //!
 //! After the program a stage has only its own rows, which the optimizer updates.
 //!
+//! If two batches run at once (`overlap.rs`), each gathers its own version of the parameters. Its messages have the attempt of
+//! their batch. A replica that waits for rows waits for an earlier place in the order of computations, which is the same on all
+//! replicas, and continues the batch that ends meanwhile. So these waits add no cycle either.
+//!
 //! With [`PipelineConfig::keep_gathered`](crate::config::PipelineConfig::keep_gathered), the stages keep all rows
 //! from their first computation in a step of several batches until the program of its last batch has ended. `RESHARD`
 //! then drops nothing, and `UNSHARD` exchanges nothing. The replicas agree on that, because they have the same

@@ -47,9 +47,16 @@ impl Executor {
         step.group_turn.as_mut().map_or(Ok(None), |ready| connection.receive(ready))
     }
 
-    /// Returns a message of another stage that an action needs and that has not arrived. The action takes it: the ranks of the
-    /// group convert its tensors together.
+    /// Returns a message that an action needs and that has not arrived: rows of sharded parameters, or a message of another
+    /// stage. The action takes the latter, because the ranks of the group convert its tensors together.
     fn missing(&mut self, action: Action) -> Result<Option<AwaitedMessage>, Cause> {
+        if let Action::Forward { stage, .. }
+        | Action::Backward { stage, .. }
+        | Action::InputBackward { stage, .. } = action
+            && let Some(awaited) = self.fetch_parameters(stage)?
+        {
+            return Ok(Some(awaited));
+        }
         let placement = &self.context.placement;
         let (direction, stage, microbatch, source) = match action {
             Action::Forward { stage, microbatch } => {

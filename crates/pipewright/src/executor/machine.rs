@@ -58,6 +58,8 @@ pub(crate) struct Executor {
     pub(super) granted: Attempt,
     /// Present while batches overlap.
     pub(super) overlap: Option<Overlap>,
+    /// The last two steps that have updated, and whether they have skipped the update.
+    pub(super) last_updates: [(StepNumber, bool); 2],
 }
 
 impl Executor {
@@ -86,6 +88,7 @@ impl Executor {
             step: Step::between(StepNumber::default(), Phase::Idle),
             granted: Attempt::default(),
             overlap: None,
+            last_updates: Default::default(),
             context,
             connection,
         }
@@ -107,6 +110,16 @@ impl Executor {
     /// Starts a step, whose attempt has begun.
     pub(super) fn start(&mut self, mut input: StepInput) {
         self.connection.set_step(input.step);
+        let before = input.step.previous().previous();
+        if self
+            .last_updates
+            .iter()
+            .rev()
+            .find(|(step, _)| *step == before)
+            .is_some_and(|(_, skipped)| *skipped)
+        {
+            input.loss_scale = input.loss_scale_if_skipped;
+        }
         if input.verification.is_some() {
             self.connection.note_exchange_sums();
         }

@@ -105,6 +105,8 @@ pub(super) struct LocalStage {
     pub(super) is_empty_w_logged: bool,
     /// Rows of the stage's parameters that other replicas send, if parameters are sharded.
     pub(super) gathering: Gathering,
+    /// The same for the other batch that runs at the same time.
+    parked_gathering: Gathering,
     /// Skip connections from and to stages that are not neighbours.
     skips: Arc<Skips>,
 }
@@ -121,6 +123,7 @@ impl LocalStage {
             undeferred: UndeferredReport::default(),
             is_empty_w_logged: false,
             gathering: Gathering::default(),
+            parked_gathering: Gathering::default(),
         }
     }
 
@@ -371,6 +374,7 @@ impl LocalStages {
         self.is_older = !self.is_older;
         for stage in &mut self.stages {
             std::mem::swap(&mut stage.batch, &mut stage.parked);
+            std::mem::swap(&mut stage.gathering, &mut stage.parked_gathering);
             stage.boundaries.switch();
             stage.runner.switch_version();
         }

@@ -91,6 +91,8 @@ pub(crate) struct StepInput {
     pub is_sum: bool,
     /// The factor of all losses in their backward, by which the sums of gradients are divided.
     pub loss_scale: f64,
+    /// The same if the rank has skipped the update of the step two before this one ([`StepScale`](crate::loss_scale::StepScale)).
+    pub loss_scale_if_skipped: f64,
     /// Whether the report contains the last stage's outputs.
     pub keep_outputs: bool,
     /// The stages whose outputs the report contains by stage.

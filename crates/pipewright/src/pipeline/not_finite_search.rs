@@ -68,8 +68,8 @@ impl Pipeline {
 
     fn search_batch(&mut self, batch: CheckedBatch) -> Result<StepSummary, PipelineError> {
         let unit = self.accumulation.unit(batch.unit())?;
-        let (at, loss_scale) = (self.ranks.next_step(), self.accumulation.loss_scale);
-        let plan = StepPlan::training(at, &batch, unit, loss_scale, None).searching();
+        let (at, scale) = (self.ranks.next_step(), self.accumulation.step_scale(0, &self.setup.config));
+        let plan = StepPlan::training(at, &batch, unit, scale, None).searching();
         let running = self.send_planned(plan, batch, Instant::now(), Condition::None)?;
         self.await_results(running)
     }

@@ -30,6 +30,7 @@ use std::sync::Arc;
 
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 
+use super::accumulation::Accumulation;
 use super::error::PipelineError;
 use super::replayed_ranks::{Key, Replayed, ReplayedRanks};
 use super::setup::Setup;
@@ -302,7 +303,7 @@ where
             StepPart::Whole => 0..self.batches.len(),
         };
         let of_checkpoint = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.loss_scale);
-        let loss_scale = setup.loss_scale().map(|initial| of_checkpoint.unwrap_or(initial));
+        let scale = Accumulation::new(&setup.config, of_checkpoint).step_scale(0, &setup.config);
         let checked = |index: usize, purpose| {
             let all = self.ranks().map(|(rank, _)| rank);
             CheckedBatch::new(setup, all, self.batches[index].clone(), purpose)
@@ -318,7 +319,7 @@ where
             let unit = checked(0, purpose)?.unit();
             let at = StepAttempt { step: self.step(), attempt: Attempt::new(index as u64 + 1) };
             let batch = checked(index, purpose)?;
-            let plan = StepPlan::training(at, &batch, unit, loss_scale, None);
+            let plan = StepPlan::training(at, &batch, unit, scale, None);
             let of_group =
                 plan.inputs_of(setup, group.iter().copied(), batch, (&StepOrigin::default(), None));
             inputs.iter_mut().zip(of_group).for_each(|(inputs, input)| inputs.push(input));

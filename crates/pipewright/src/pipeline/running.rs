@@ -80,7 +80,7 @@ pub struct Pipeline {
 impl Pipeline {
     /// Lets the ranks find out which parameters their stages share, and returns the pipeline.
     pub(super) fn new(setup: Setup, ranks: Ranks) -> Result<Self, PipelineError> {
-        let accumulation = Accumulation::new(setup.loss_scale());
+        let accumulation = Accumulation::new(&setup.config, None);
         let verifier = Verifier::new(setup.config.verify);
         let report_link = setup.reports().map(ReportLink::new);
         let mut pipeline = Self {

@@ -70,7 +70,7 @@ impl SeededPipeline {
             |endpoint| setup.build(endpoint, RankMemory::new(), &|stage, _: &TensorParallel| make(stage));
         let executors = endpoints.into_iter().map(build).collect::<Result<_, _>>()?;
         setup.end_launch();
-        let accumulation = Accumulation::new(setup.loss_scale());
+        let accumulation = Accumulation::new(&setup.config, None);
         let mut pipeline = Self {
             setup,
             executors,
@@ -147,7 +147,9 @@ impl SeededPipeline {
         for batch in batches {
             at = at.next();
             let batch = CheckedBatch::new(&self.setup, ranks(), batch, Purpose::Update { learning_rate })?;
-            let plan = StepPlan::training(at, &batch, batch.unit(), self.accumulation.loss_scale, None);
+            let scale = self.accumulation.step_scale(0, &self.setup.config);
+            let plan = StepPlan::training(at, &batch, batch.unit(), scale, None);
+            let plan = plan.scaled(self.accumulation.scale());
             let of_ranks = plan.inputs_of(&self.setup, ranks(), batch, (&StepOrigin::default(), None));
             inputs.iter_mut().zip(of_ranks).for_each(|(queue, input)| queue.push_back(Box::new(input)));
             plans.push(plan);
@@ -172,7 +174,7 @@ impl SeededPipeline {
             let gradients = batch_gradients(&self.setup, &plan, &mut reports);
             let gradients = gradients.map_err(PipelineError::slices)?;
             let summary = training(&self.setup, plan, reports, gradients, start.elapsed());
-            self.accumulation.scale_losses(self.setup.config.loss_scaling, summary.skipped);
+            self.accumulation.scale_losses(&self.setup.config, summary.skipped);
             results.push(Ok(summary));
         }
         Ok(results)

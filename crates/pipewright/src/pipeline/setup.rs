@@ -18,14 +18,13 @@ use crate::device::computes_behind;
 use crate::executor::{Connection, Executor, Follow, IdleThreads, NextBatch, OverlapRule, RankContext};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
-use crate::loss_scale::LossScale;
 use crate::memory::{FrozenTensors, RankMemory};
 use crate::mesh::{Mesh, RankGroups};
 use crate::nn::TensorParallel;
 use crate::offload::OffloadTo;
 use crate::progress::ProgressBoard;
 use crate::stage::{Skips, Stage, StageRunner, StageSettings};
-use crate::tensor::{Metadata, Precision};
+use crate::tensor::Metadata;
 use crate::transport::{Endpoint, World};
 use crate::verification::Verify;
 
@@ -40,6 +39,10 @@ const VERIFIED_ON_DEVICE: &str = "steps are verified, which compares bits, and a
 /// The reason why replicas cannot hold experts together on another device.
 const EXPERTS_ON_DEVICE: &str = "replicas that hold experts together (`expert_parallel`) compute on the processor, and the \
                                  stage is on another device: make it on the processor, or set `expert_parallel` to 1";
+
+/// The reason why a base in files cannot be read for two batches at once.
+const SHARDED_BASE: &str = "its matrices stay in files, and parameters are sharded and delayed by an update: leave out one of \
+                            the three";
 
 /// The reason why tensors of the processor cannot move to its memory.
 const OFFLOAD_ON_PROCESSOR: &str = "it computes on the processor, whose tensors are in the host's memory already: move them \
@@ -159,7 +162,10 @@ impl Setup {
 
     /// Returns the repeating rows of the ranks; `None` if batches do not overlap.
     fn find_turns(&self) -> Option<Arc<[Arc<[bool]>]>> {
-        let delayed = self.config.may_overlap().then(|| Delayed::of_program(&self.program))?;
+        // Only sharded parameters have two versions that are gathered. A base in files has one, which a batch drops.
+        let may_overlap =
+            self.config.may_overlap() && (self.config.is_sharded() || !self.program.as_program().gathers());
+        let delayed = may_overlap.then(|| Delayed::of_program(&self.program))?;
         let delayed =
             delayed.inspect_err(|reason| tracing::info!("batches do not overlap: {reason}")).ok()?;
         Some(delayed.turns().into_iter().map(Arc::from).collect())
@@ -264,6 +270,9 @@ impl Setup {
                 counted(runner.blocks(), "layer")
             )));
         }
+        if self.overlaps() && self.config.is_sharded() && !runner.streamed().is_empty() {
+            return Err(failure(format!("stage {stage}: {SHARDED_BASE}")));
+        }
         let Skips { inputs, outputs } = runner.skips();
         let has_skips = !inputs.is_empty() || !outputs.is_empty();
         if has_skips && !self.program.as_program().trained().are_all() {
@@ -280,7 +289,9 @@ impl Setup {
     /// Returns the setup of stages that are made again while the pipeline runs, for this program.
     pub(super) fn again(&self, program: Arc<ValidatedProgram>) -> Result<Self, PipelineError> {
         let evaluation = evaluation_program(&program, &self.config)?;
-        Ok(Self { program, evaluation, frozen: FrozenTensors::open(), ..self.clone() })
+        let has_same_rows = program == self.program;
+        let again = Self { program, evaluation, frozen: FrozenTensors::open(), ..self.clone() };
+        Ok(if has_same_rows { again } else { again.with_turns() })
     }
 
     /// Makes the program of evaluations, if it is the forward part of the program and there was no evaluation
@@ -320,12 +331,6 @@ impl Setup {
     /// Returns the channel for the exchange of reports between processes; `None` within one process.
     pub(super) fn reports(&self) -> Option<ByteChannel> {
         self.reports.clone()
-    }
-
-    /// Returns the loss scale before the first step; `None` if losses are not scaled.
-    pub(super) fn loss_scale(&self) -> Option<LossScale> {
-        let is_scaled = self.config.precision == Precision::F16;
-        is_scaled.then(|| LossScale::new(self.config.loss_scaling))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::accumulation::Accumulation;
 use super::error::PipelineError;
 use super::ranks::End;
 use super::running::Pipeline;
@@ -96,11 +97,10 @@ impl Pipeline {
         }
         let restored = restored?;
         self.ranks.return_to(StepNumber::new(checkpoint.step()));
-        // A run in another precision has no scale, and one from before a restore belongs to other parameters.
-        let scale = self.setup.loss_scale();
+        // A loss scale from before a restore belongs to other parameters.
         self.verifier.forget();
         self.last_end = None;
-        self.accumulation.restore(scale.map(|initial| checkpoint.loss_scale.unwrap_or(initial)));
+        self.accumulation = Accumulation::new(&self.setup.config, checkpoint.loss_scale);
         Ok(restored)
     }
 }

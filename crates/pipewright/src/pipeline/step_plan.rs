@@ -14,7 +14,7 @@ use crate::batch::{
 };
 use crate::executor::{Follow, StepInput, StepOrigin, StepVerification};
 use crate::ids::{Attempt, StepNumber, WorldRank};
-use crate::loss_scale::LossScale;
+use crate::loss_scale::StepScale;
 use crate::mesh::{MeshCoord, RankGroups};
 use crate::tensor::Values;
 
@@ -95,8 +95,9 @@ pub(super) struct StepPlan {
     pub(super) at: StepAttempt,
     purpose: Purpose,
     factors: LossFactors,
-    /// `None` if losses are not scaled.
-    pub(super) loss_scale: Option<LossScale>,
+    scale: StepScale,
+    /// The scale of the losses, which is known when the steps before have ended; `None` if losses are not scaled.
+    pub(super) loss_scale: Option<f64>,
     /// How the gradients of the inputs are joined.
     pub(super) input_gradients: InputGradients,
     /// How the gradients of side inputs are joined.
@@ -113,20 +114,18 @@ impl StepPlan {
         at: StepAttempt,
         batch: &CheckedBatch,
         unit: ReductionUnit,
-        loss_scale: Option<LossScale>,
+        scale: StepScale,
         verification: Option<StepVerification>,
     ) -> Self {
         let factors = batch.batch.loss_factors(unit.weight);
-        let divisor = if factors.is_sum { 1.0 } else { factors.divisor };
-        let scale = loss_scale.map_or(1.0, |scale| scale.factor);
-        let factor = 1.0 / divisor / scale;
         Self {
             at,
             purpose: batch.purpose,
             factors,
-            loss_scale,
-            input_gradients: batch.input_gradients.clone().times(factor),
-            side_gradients: batch.side_gradients.clone().times(factor),
+            scale,
+            loss_scale: None,
+            input_gradients: batch.input_gradients.clone(),
+            side_gradients: batch.side_gradients.clone(),
             verification,
             searches: false,
         }
@@ -137,12 +136,25 @@ impl StepPlan {
         Self { searches: true, ..self }
     }
 
+    /// Notes the scale of the losses of a training step, by which the gradients in the results are divided.
+    pub(super) fn scaled(self, loss_scale: Option<f64>) -> Self {
+        let divisor = if self.factors.is_sum { 1.0 } else { self.factors.divisor };
+        let factor = 1.0 / divisor / loss_scale.unwrap_or(1.0);
+        Self {
+            loss_scale,
+            input_gradients: self.input_gradients.times(factor),
+            side_gradients: self.side_gradients.times(factor),
+            ..self
+        }
+    }
+
     /// Plans an evaluation.
     pub(super) fn evaluation(at: StepAttempt, batch: &CheckedBatch) -> Self {
         Self {
             at,
             purpose: Purpose::Evaluate,
             factors: batch.batch.loss_factors(None),
+            scale: StepScale::default(),
             loss_scale: None,
             input_gradients: InputGradients::default(),
             side_gradients: SideGradients::default(),
@@ -169,7 +181,7 @@ impl StepPlan {
 
     /// Returns whether the next step may begin before this one updates: it needs nothing of this one's results.
     pub(super) fn may_overlap(&self) -> bool {
-        let needs_results = self.loss_scale.is_some() || self.verification.is_some() || self.searches;
+        let needs_results = self.verification.is_some() || self.searches;
         self.updates() && !needs_results && !self.returns_gradients()
     }
 
@@ -234,7 +246,8 @@ impl StepPlan {
                 slice_shares: slice_shares[range].into(),
                 divisor: *divisor,
                 is_sum: *is_sum,
-                loss_scale: self.loss_scale.map_or(1.0, |scale| scale.factor),
+                loss_scale: self.scale.factor,
+                loss_scale_if_skipped: self.scale.if_skipped,
                 keep_outputs: kept.last,
                 kept_stages: kept.stages.clone(),
                 learning_rate,

@@ -288,7 +288,7 @@ pub(super) fn training(
     let Auxiliaries { sums: auxiliary, by_layer: auxiliary_by_layer, weighted: weighted_auxiliary } =
         auxiliary(&mut reports);
     let gradient_norm = reports.iter().find_map(|report| report.results.gradient_norm).unwrap_or(0.0);
-    let (step, loss_scale) = (plan.at.step, plan.loss_scale.map(|scale| scale.factor));
+    let (step, loss_scale) = (plan.at.step, plan.loss_scale);
     let LossFactors { shares: loss_weights, weight, .. } = plan.into_factors();
     let holders = setup.mesh.shards.max(setup.mesh.experts);
     let group_of = |report: &RankReport| setup.mesh.coord(report.rank).replica / holders;

@@ -6,8 +6,8 @@
 //!
 //! - Within one process, at once. The ranks keep it until the batch that runs has ended.
 //! - If the batch depends on the results of the one that runs, when that one has ended. A suspicious step is
-//!   repeated, the loss scale follows from the gradients, and gradients of inputs may not fit together, which
-//!   is an error.
+//!   repeated, the loss scale follows from the gradients unless parameters are delayed, and gradients of inputs may not fit
+//!   together, which is an error.
 //! - In several processes, at once if the batch that runs ends with an update. The ranks begin the next batch
 //!   only if a gradient norm says that all processes have begun the same one (`executor/norm.rs`): the norm of the batch that
 //!   runs, or if batches overlap, the norm of the batch before it. Otherwise the processes compare it when the batch that runs
@@ -35,6 +35,7 @@ use super::running::{Pipeline, StepAnswers};
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
 use super::summary::{StepSummary, batch_gradients, is_interrupted, training};
 use crate::batch::{Batch, Purpose};
+use crate::config::PipelineConfig;
 use crate::executor::{Follow, StepOrigin, digest};
 use crate::failure::StepError;
 use crate::step_gate::Gate;
@@ -271,7 +272,8 @@ impl Pipeline {
 
     /// Returns whether the ranks may get the next batch before the results of a batch with this plan are known.
     pub(super) fn may_follow(&self, before: &StepPlan) -> bool {
-        let needs_results = self.setup.config.verify != Verify::Off || self.accumulation.loss_scale.is_some();
+        let PipelineConfig { verify, delayed, .. } = *self.setup.config;
+        let needs_results = verify != Verify::Off || self.accumulation.loss_scale.is_some() && !delayed;
         !needs_results && !before.returns_gradients()
     }
 
@@ -319,8 +321,9 @@ impl Pipeline {
         condition: Condition,
     ) -> Result<Running, PipelineError> {
         let unit = self.accumulation.unit(batch.unit())?;
-        let (at, loss_scale) = (self.ranks.next_step(), self.accumulation.loss_scale);
-        let plan = StepPlan::training(at, &batch, unit, loss_scale, self.verifier.verification());
+        let open = self.begun.iter().flatten().filter(|begun| begun.plan.updates()).count();
+        let (at, scale) = (self.ranks.next_step(), self.accumulation.step_scale(open, &self.setup.config));
+        let plan = StepPlan::training(at, &batch, unit, scale, self.verifier.verification());
         self.send_planned(plan, batch, start, condition)
     }
 
@@ -412,6 +415,12 @@ impl Pipeline {
         let reports = self.conclude(at, answers);
         // The step after a failed one follows it, also if the ranks were given a later one.
         let mut reports = reports.inspect_err(|_| self.ranks.return_to(plan.last_step()))?;
+        let plan = plan.scaled(self.accumulation.scale());
+        if plan.updates() {
+            let norm = reports.iter().find_map(|report| report.results.gradient_norm);
+            let is_skipped = norm.is_some_and(|norm| !norm.is_finite());
+            self.accumulation.scale_losses(&self.setup.config, is_skipped);
+        }
         // Fails only if no batch may follow before the end of this one, so nothing runs then.
         let gradients = batch_gradients(&self.setup, &plan, &mut reports);
         let gradients = gradients.map_err(PipelineError::slices)?;
@@ -422,7 +431,7 @@ impl Pipeline {
         if self.may_follow(&plan) {
             self.send_waiting();
         }
-        let (updates, origin) = (plan.updates(), origin.time());
+        let origin = origin.time();
         let difference = reports.iter_mut().find_map(|report| report.difference.take());
         let began_early = self.finished.is_some_and(|finished| start < finished);
         let start = self.finished.map_or(start, |finished| start.max(finished));
@@ -430,9 +439,6 @@ impl Pipeline {
         let interrupted = summary.interrupted || is_withdrawn;
         let mut summary = StepSummary { began_early, overlaps, interrupted, ..summary };
         self.note_gap(origin, &mut summary);
-        if updates {
-            self.accumulation.scale_losses(self.setup.config.loss_scaling, summary.skipped);
-        }
         self.verifier.end_batch(difference, &mut summary);
         Ok(summary)
     }

@@ -81,6 +81,15 @@ impl<M: StageBody> HeldModule<M> {
         }
     }
 
+    /// Returns the module that is left when the parameters of a sharded stage are released.
+    pub(super) fn released(&self) -> M {
+        let module = self.settled().clone();
+        match &self.shards {
+            Some(shards) => shards.with_rows(module),
+            None => module,
+        }
+    }
+
     pub(super) fn get(&self) -> &M {
         self.module.as_ref().expect("the module is away only while it is changed")
     }

@@ -127,8 +127,15 @@ impl Shards {
     /// Puts the replica's rows back into `module` if it has the whole parameters.
     pub(super) fn release<M: Module>(&mut self, module: M) -> M {
         self.store.clear();
-        match self.rows.take() {
-            Some(rows) => with_values(module, rows),
+        let module = self.with_rows(module);
+        self.rows = None;
+        module
+    }
+
+    /// Returns `module` with the replica's rows if it has the whole parameters.
+    pub(super) fn with_rows<M: Module>(&self, module: M) -> M {
+        match &self.rows {
+            Some(rows) => with_values(module, rows.clone()),
             None => module,
         }
     }

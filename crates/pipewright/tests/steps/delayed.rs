@@ -2,6 +2,9 @@
 //! batch before it as it is.
 
 mod dropped;
+mod kinds;
+
+use self::kinds::Kind;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,13 +23,12 @@ use pipewright::tensor::Precision;
 use pipewright::train::data::Cursor;
 use pipewright::transport::World;
 use pipewright::verification::Verify;
-use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate};
 
 use crate::ahead::batches::{MICROBATCHES, RATE, StepResult, begin, numbered, parameters, result_of};
 use crate::support::count::Count;
-use crate::support::{self, Mlp, config, ending_in_loss};
+use crate::support::{self, Mlp, config};
 
 const BATCHES: u64 = 6;
 /// The forwards of a stage in a batch.
@@ -108,12 +110,7 @@ fn half_precision_keeps_its_bits() {
 #[test]
 fn batches_of_runs_that_drain_do_not_overlap() {
     assert!(delayed().may_overlap());
-    let drain = [
-        config(),
-        PipelineConfig { precision: Precision::F16, ..delayed() },
-        PipelineConfig { verify: Verify::OnSuspicion, ..delayed() },
-        PipelineConfig { data_parallel: 2, data_parallel_mode: DataParallelMode::Sharded, ..delayed() },
-    ];
+    let drain = [config(), PipelineConfig { verify: Verify::OnSuspicion, ..delayed() }];
     assert!(drain.iter().all(|config| !config.may_overlap()));
 }
 
@@ -201,23 +198,19 @@ impl StageModule for Watched {
 
 /// Launches two ranks whose batches overlap, and begins two batches.
 fn watched(schedule: &str, config: &PipelineConfig, panics_at: Option<u64>) -> Pipeline {
-    hanging(schedule, config, panics_at, None)
+    hanging(schedule, &Kind::of(config.clone()), panics_at, None)
 }
 
 /// Like [`watched`], but rank 1 hangs after a panic if `gives_up` has what another rank logs when it gives up.
-fn hanging(
-    schedule: &str,
-    config: &PipelineConfig,
-    panics_at: Option<u64>,
-    gives_up: Option<String>,
-) -> Pipeline {
-    let (program, events) = (program(schedule, 2, 1), Arc::new(Events::default()));
+fn hanging(schedule: &str, kind: &Kind, panics_at: Option<u64>, gives_up: Option<String>) -> Pipeline {
+    let (program, events) = (kind.program(schedule, 2), Arc::new(Events::default()));
     let (stages, of_stages) = (program.placement().stages(), events.clone());
+    let (config, kind) = (&kind.config, kind.clone());
     let make = move |index: StageIndex| {
         let (layers, events) = (Mlp::of_stage(index, stages), of_stages.clone());
         let gives_up = gives_up.clone();
         let watched = Watched { layers, stage: index.index(), stages, events, panics_at, gives_up };
-        ending_in_loss(index.get() + 1 == stages, watched)
+        kind.stage(index.get() + 1 == stages, watched)
     };
     let mut pipeline = Pipeline::launch(program, World::local(2), config, make).expect("it starts");
     for number in 0..2 {
@@ -241,11 +234,10 @@ fn a_batch_begins_before_the_one_before_has_ended() {
 
 /// The second batch fails on the last rank while the first rank has not ended the first batch. The first batch counts, the
 /// failure has its place, and the pipeline continues as if the second batch had not been.
-#[test]
-fn a_failure_leaves_the_batch_before_as_it_is() {
-    let config = PipelineConfig { deadline: Duration::from_secs(120), ..delayed() };
-    let mut pipeline = watched("1f1b", &config, Some(PER_BATCH + 2));
-    let mut plain = support::launch(program("1f1b", 2, 1), &config);
+fn check_failure(kind: &Kind) {
+    let config = kind.config.clone();
+    let mut pipeline = hanging("1f1b", kind, Some(PER_BATCH + 2), None);
+    let mut plain = kind.launch("1f1b", 2);
     let expected = plain.step_batch(numbered(0, &config), RATE).expect("a step");
     assert_eq!(result_of(&pipeline.finish().expect("the first step")), result_of(&expected));
     let error = pipeline.finish().expect_err("its forward panics").to_string();
@@ -257,6 +249,11 @@ fn a_failure_leaves_the_batch_before_as_it_is() {
         assert_eq!(result_of(&found).1, result_of(&expected).1, "batch {number}");
     }
     assert_eq!(parameters(&mut pipeline), parameters(&mut plain));
+}
+
+#[test]
+fn a_failure_leaves_the_batch_before_as_it_is() {
+    check_failure(&Kind::of(PipelineConfig { deadline: Duration::from_secs(120), ..delayed() }));
 }
 
 /// A batch that fails takes the one behind it along, wherever that is.
@@ -329,79 +326,8 @@ fn a_batch_that_has_failed_elsewhere_ends_no_wait() {
     let (config, text) = with_deadline(3700);
     let config = PipelineConfig { recompute: Recompute::Stage, ..config };
     let panics_at = Some(PER_BATCH + 1);
-    let pipeline = hanging("looped-bfs", &config, panics_at, Some(text.clone()));
+    let pipeline = hanging("looped-bfs", &Kind::of(config.clone()), panics_at, Some(text.clone()));
     check_given_up(pipeline, "looped-bfs", (config, text));
-}
-
-/// A stage that computes a batch only when the test has begun the next one.
-#[derive(Module, Debug)]
-struct Paced {
-    layers: Mlp,
-    #[module(skip)]
-    is_first: bool,
-    #[module(skip)]
-    events: Arc<Events>,
-}
-
-impl StageModule for Paced {
-    type Input = Tensor<2>;
-    type Output = Tensor<2>;
-
-    fn forward(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {
-        if self.is_first {
-            let batch = (self.events.forwards[0].add_one() - 1) / PER_BATCH;
-            self.events.begun.wait_for(BATCHES.min(batch + 2));
-        }
-        self.layers.forward(input, context)
-    }
-
-    fn parameter_path(&self, local: &str) -> String {
-        self.layers.parameter_path(local.strip_prefix("layers.").expect("a layer"))
-    }
-}
-
-/// Begins the batches two ahead. Returns which of them overlap with the one before.
-fn overlapping(schedule: &str, ranks: u32) -> Vec<bool> {
-    let config = PipelineConfig { deadline: Duration::from_secs(120), ..delayed() };
-    let (program, events) = (program(schedule, ranks, 1), Arc::new(Events::default()));
-    let (stages, of_stages) = (program.placement().stages(), events.clone());
-    let make = move |index: StageIndex| {
-        let (layers, events) = (Mlp::of_stage(index, stages), of_stages.clone());
-        let is_last = index.get() + 1 == stages;
-        ending_in_loss(is_last, Paced { layers, is_first: index.get() == 0, events })
-    };
-    let mut pipeline = Pipeline::launch(program, World::local(ranks), &config, make).expect("it starts");
-    let mut begun = 0;
-    let overlaps = (0..BATCHES).map(|number| {
-        while begun < BATCHES.min(number + 3) {
-            begin(&mut pipeline, begun, 1, &config);
-            begun += 1;
-            events.begun.set(begun);
-        }
-        pipeline.finish().expect("a batch").overlaps
-    });
-    overlaps.collect()
-}
-
-/// Schedules whose row begins with the next batch, such as GPipe's, do so too.
-#[test]
-fn every_batch_overlaps_under_every_schedule() {
-    // The slices of a batch are computed one after the other.
-    let spec = ScheduleSpec::default();
-    let schedules = catalogue().iter().filter(|it| it.has_backward() && it.slices_of(&spec).is_one());
-    let mut count = 0;
-    for schedule in schedules {
-        let expected: Vec<bool> = (0..BATCHES).map(|number| number > 0).collect();
-        assert_eq!(overlapping(schedule.name, 2), expected, "{}", schedule.name);
-        count += 1;
-    }
-    assert!(count > 12, "{count} schedules");
-}
-
-/// A rank that waits for no other one updates before it begins the next batch.
-#[test]
-fn the_batches_of_one_rank_follow_each_other() {
-    assert_eq!(overlapping("1f1b", 1), vec![false; BATCHES as usize]);
 }
 
 /// The moments of another optimizer are not dropped, with or without the last updates.
@@ -415,7 +341,7 @@ fn a_corrected_run_resumes_with_its_own_optimizer() {
     let mut written = launch(ErrorFeedback(lion).init());
     written.step_batch(numbered(0, &delayed()), RATE).expect("a step");
     let scratch = tempfile::tempdir().expect("a scratch folder");
-    let checkpoint = saved(&mut written, scratch.path());
+    let checkpoint = saved(&mut written, 1, scratch.path());
     for other in [ErrorFeedback(adamw).init(), adamw.init()] {
         let error = launch(other).restore(&checkpoint).expect_err("AdamW has other moments").to_string();
         assert!(error.contains("resume with the optimizer that wrote it"), "{error}");
@@ -425,11 +351,11 @@ fn a_corrected_run_resumes_with_its_own_optimizer() {
     }
 }
 
-/// Writes a checkpoint after the first step.
-fn saved(pipeline: &mut Pipeline, folder: &Path) -> Arc<Checkpoint> {
+/// Writes a checkpoint after a step.
+fn saved(pipeline: &mut Pipeline, step: u64, folder: &Path) -> Arc<Checkpoint> {
     let ranks = pipeline.state().expect("a state");
     let cursor = Cursor { epoch: 1, index: 1 };
-    let state = TrainingState { step: 1, cursor, description: Default::default(), ranks };
+    let state = TrainingState { step, cursor, description: Default::default(), ranks };
     let own = CheckpointFolder::own(folder).expect("a folder");
     let mut writer = CheckpointWriter::start(own, 1, 1, Duration::from_secs(20)).expect("it starts");
     writer.save(state).expect("it is taken");

@@ -264,11 +264,11 @@ fn the_program_may_train_other_stages() {
             Ok(made.with_base(is_base))
         }
     };
-    let run = |moves: bool| {
+    let run = |moves: bool, config: &PipelineConfig| {
         let [even, other] = [cut(&[0, 4]), cut(&[0, 2])];
         let world = World::local(2);
         let mut pipeline =
-            Pipeline::launch(programs[0].clone(), world, &config(), make(even.clone())).expect("it starts");
+            Pipeline::launch(programs[0].clone(), world, config, make(even.clone())).expect("it starts");
         let mut steps = take_steps(&mut pipeline, 0..2, MICROBATCHES);
         if moves {
             let (program, made) = (programs[1].clone(), make(other.clone()));
@@ -279,7 +279,10 @@ fn the_program_may_train_other_stages() {
         steps.extend(take_steps(&mut pipeline, 2..4, MICROBATCHES));
         (steps, parameters(&mut pipeline))
     };
-    assert_eq!(run(true), run(false));
+    // Batches of the second program overlap in other rows.
+    for config in [config(), PipelineConfig { delayed: true, ..config() }] {
+        assert_eq!(run(true, &config), run(false, &config));
+    }
 }
 
 #[test]

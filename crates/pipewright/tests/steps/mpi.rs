@@ -26,7 +26,7 @@ use support::{config, descent, program};
 
 const STEPS: u64 = 6;
 
-const TASKS: [(u32, &str); 18] = [
+const TASKS: [(u32, &str); 19] = [
     (2, "ahead"),
     (2, "early updates"),
     (4, "early updates of replicas"),
@@ -42,6 +42,7 @@ const TASKS: [(u32, &str); 18] = [
     (2, "dropped"),
     (2, "overlapping"),
     (2, "only one overlaps"),
+    (2, "overlapping in f16"),
     (2, "overlapping fails"),
     (2, "next of overlapping fails"),
     (2, "overlapping fails with the next of one"),
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         "fails with the next of one" => fails_with_next_of_one(),
         "update fails" => update_fails(),
         "overlapping" => overlapping::all(),
+        "overlapping in f16" => overlapping::in_f16(),
         "only one overlaps" => overlapping::only_one(),
         "overlapping fails" => overlapping::fails(Some(1), None),
         "overlapping fails with the next of one" => overlapping::fails_with_next_of_one(),

@@ -8,7 +8,8 @@
 //! to other storage, so there are two versions and, during the update, one parameter more.
 //!
 //! A batch may begin at the newer version while the one before it still runs at the older one: each version has the
-//! gradient sums and the microbatches in flight of its batch.
+//! gradient sums and the microbatches in flight of its batch. If parameters are sharded, it also has the whole parameters that
+//! its batch has gathered, and the update starts from the rows of the newer version.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -57,14 +58,14 @@ impl<M: StageBody> TrainingStage<M> {
     /// Replaces the version with which a batch was computed by the newer one. The update follows.
     pub(super) fn take_newer(&mut self) {
         if let Some(newer) = &self.other {
-            self.module.put(newer.module.get().clone());
+            self.module.put(newer.module.released());
         }
     }
 
     /// Returns the values of the older version by index; an empty list if both versions are equal.
     pub(super) fn older_values(&self) -> Vec<Value> {
-        let older = self.other.as_ref().map(|other| parameters_of(other.module.settled()));
-        older.into_iter().flatten().map(|found| found.value).collect()
+        let Some(other) = &self.other else { return Vec::new() };
+        parameters_of(&other.module.released()).into_iter().map(|found| found.value).collect()
     }
 
     /// Makes the older version of a stage that was restored: the parameters with these values, and the newer version of

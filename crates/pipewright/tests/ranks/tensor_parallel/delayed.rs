@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pipewright::batch::Batch;
 use pipewright::ids::WorldRank;
+use pipewright::mesh::DataParallelMode;
 use pipewright::message::{Direction, Tag};
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::tensor::Precision;
@@ -110,11 +111,25 @@ fn other_settings_keep_their_bits() {
     check("1f1b", sizes, &PipelineConfig { precision: Precision::Bf16, ..delayed(sizes) });
 }
 
+/// An action also waits for the rows of its parameters, on every rank of its group.
+#[test]
+fn sharded_parameters_keep_their_bits() {
+    let sharded = |sizes| PipelineConfig { data_parallel_mode: DataParallelMode::Sharded, ..delayed(sizes) };
+    for (schedule, sizes) in
+        [("1f1b", sizes(2, 2, 2)), ("zbvzerobubble", sizes(2, 2, 2)), ("1f1b", sizes(4, 2, 1))]
+    {
+        check(schedule, sizes, &sharded(sizes));
+    }
+}
+
 /// Replicas that hold the experts together exchange tokens in each action.
 #[test]
 fn batches_of_expert_groups_overlap() {
-    for (sizes, experts) in [(sizes(2, 2, 1), 2), (sizes(2, 4, 1), 2), (sizes(2, 2, 2), 2)] {
-        let config = |expert_parallel| PipelineConfig { expert_parallel, ..delayed(sizes) };
+    let (whole, sharded) = (DataParallelMode::Replicated, DataParallelMode::Sharded);
+    let cases = [sizes(2, 2, 1), sizes(2, 4, 1), sizes(2, 2, 2)].map(|sizes| (sizes, 2, whole));
+    for (sizes, experts, data_parallel_mode) in cases.into_iter().chain([(sizes(2, 4, 1), 2, sharded)]) {
+        let config =
+            |expert_parallel| PipelineConfig { expert_parallel, data_parallel_mode, ..delayed(sizes) };
         let launch = |schedule: &str, experts, pace: Option<Fault>| {
             launch_schedule(schedule, sizes, &config(experts), move |moment| {
                 let expert_overlaps::Moment { action, replica } = moment;
@@ -126,7 +141,7 @@ fn batches_of_expert_groups_overlap() {
         };
         let (expected, _) = run(&mut launch("1f1b", 1, None), 0, &Count::default()).0;
         for schedule in ["1f1b", "zb-h1"] {
-            let what = format!("{schedule}, {sizes:?}");
+            let what = format!("{schedule}, {sizes:?}, {data_parallel_mode:?}");
             let drained = run(&mut launch(schedule, experts, None), 0, &Count::default()).0;
             assert!(drained.0 == expected, "{what}");
             let begun = Arc::new(Count::default());
@@ -172,6 +187,46 @@ fn a_rank_continues_the_batch_before_while_its_group_waits() {
     };
     let launch = |world: World| {
         let launched = try_launch_in(world, "1f1b", sizes, &config, Some(paced(begun.clone(), 1)));
+        run(&mut launched.expect("it starts"), 2, &begun).0
+    };
+    let found = with_deliveries(sizes.ranks(), is_due, launch);
+    assert!(found == drained("1f1b", sizes, &config));
+}
+
+/// The same for rows of sharded parameters: the rows of the next batch come to one rank of a group only after the other one, which
+/// has its own, has passed on the squares of the batch before.
+#[test]
+fn a_rank_continues_the_batch_before_while_its_group_gathers() {
+    let (sizes, begun) = (sizes(2, 2, 2), Arc::new(Count::default()));
+    let config = PipelineConfig {
+        deadline: Duration::from_secs(30),
+        data_parallel_mode: DataParallelMode::Sharded,
+        ..delayed(sizes)
+    };
+    // The first rows of a batch that have been delivered to the ranks of the second stage, and when the second ones have been
+    // delivered to the first of them.
+    let (mut delivered, mut since) = ([0, 0], None::<Instant>);
+    let mut has_passed_on = false;
+    let is_due = move |from: WorldRank, to: WorldRank, tag: Tag| match (tag, from.get(), to.get()) {
+        (Tag::ParameterShard { round: 0, .. }, 6 | 7, to @ (2 | 3)) => {
+            let is_second = delivered[to as usize - 2] == 1;
+            let is_due = !is_second || to == 2 || has_passed_on;
+            delivered[to as usize - 2] += u32::from(is_due);
+            if is_second && to == 2 {
+                since = Some(Instant::now());
+            }
+            is_due
+        }
+        // By then, rank 2 has come to the first microbatch of the next batch.
+        (Tag::Squares, 3, 2) => since.is_some_and(|since| since.elapsed() > Duration::from_millis(200)),
+        (Tag::Squares, 2, 0) => {
+            has_passed_on = true;
+            true
+        }
+        _ => true,
+    };
+    let launch = |world: World| {
+        let launched = try_launch_in(world, "1f1b", sizes, &config, Some(paced(begun.clone(), 2)));
         run(&mut launched.expect("it starts"), 2, &begun).0
     };
     let found = with_deliveries(sizes.ranks(), is_due, launch);

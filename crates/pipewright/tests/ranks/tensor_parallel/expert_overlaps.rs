@@ -19,7 +19,7 @@ use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Placement;
 use pipewright::transport::World;
 use pipewright_schedule::csv::parse_schedule;
-use pipewright_schedule::lower::{TrainingLowering, for_training};
+use pipewright_schedule::lower::{TrainingLowering, UnshardConfig, for_training};
 use pipewright_schedule::{
     Action, Event, Rank, Recompute, Schedule, ScheduleSpec, Scope, ScopeKind, StageIndex, ValidatedProgram,
     generate,
@@ -100,9 +100,11 @@ pub(super) fn program(sizes: Sizes, config: &PipelineConfig) -> ValidatedProgram
 }
 
 pub(super) fn lowered(schedule: &Schedule, sizes: Sizes, config: &PipelineConfig) -> ValidatedProgram {
+    let is_sharded = config.data_parallel_mode.shards(sizes.data) > 1;
     let lowering = TrainingLowering {
         replicas: sizes.data,
         keep_overlaps: config.runs_overlaps(),
+        unshard_window: is_sharded.then(|| UnshardConfig::default().window),
         ..TrainingLowering::default()
     };
     for_training(schedule, &lowering).expect("it is sound")

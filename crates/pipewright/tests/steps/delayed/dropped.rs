@@ -13,7 +13,8 @@ use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::transport::World;
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
-use super::{collect_log, delayed, hang_until_logged, program};
+use super::kinds::{Kind, sharded};
+use super::{collect_log, delayed, hang_until_logged};
 use crate::ahead::batches::{RATE, numbered, parameters, result_of};
 use crate::support::count::Count;
 use crate::support::{Mlp, ending_in_loss};
@@ -138,15 +139,22 @@ fn launch(config: &PipelineConfig, failure: Option<Arc<Failure>>) -> Pipeline {
         ending_in_loss(index.get() + 1 == RANKS, watched)
     };
     let world = World::local(RANKS * config.data_parallel);
-    let program = program("1f1b", RANKS, config.data_parallel);
+    let program = Kind::of(config.clone()).program("1f1b", RANKS);
     Pipeline::launch(program, world, config, make).expect("it starts")
 }
 
 /// Checks that the first batch counts, that the failure has its place, and that the pipeline continues as if the second batch
 /// had not been.
 fn check(held: &str, failing: u32) {
+    let whole = PipelineConfig { data_parallel: REPLICAS, ..delayed() };
+    for (name, config) in [("whole", whole), ("sharded", sharded())] {
+        check_in(&format!("{held}, {name}"), held, failing, &config);
+    }
+}
+
+fn check_in(what: &str, held: &str, failing: u32, config: &PipelineConfig) {
     collect_log();
-    let text = format!("out of cheese during {held}");
+    let text = format!("out of cheese during {what}");
     let failure = Arc::new(Failure {
         held: held.parse().expect("an action"),
         microbatch: Microbatch::new(failing),
@@ -156,23 +164,23 @@ fn check(held: &str, failing: u32) {
         failing_count: Count::default(),
     });
     let deadline = Duration::from_secs(120);
-    let config = PipelineConfig { deadline, data_parallel: REPLICAS, ..delayed() };
+    let config = PipelineConfig { deadline, ..config.clone() };
     let [mut pipeline, mut plain] = [Some(failure.clone()), None].map(|failure| launch(&config, failure));
     for number in 0..2 {
         pipeline.begin(numbered(number, &config), RATE).expect("it begins");
         failure.begun.add_one();
     }
     let expected = plain.step_batch(numbered(0, &config), RATE).expect("a step");
-    assert_eq!(result_of(&pipeline.finish().expect("the first step")), result_of(&expected), "{held}");
+    assert_eq!(result_of(&pipeline.finish().expect("the first step")), result_of(&expected), "{what}");
     let error = pipeline.finish().expect_err("its forward fails").to_string();
     let place = format!("rank 0, stage 0, microbatch {failing}, action 0F{failing}: ");
     assert!(error.starts_with(&format!("step 2: {place}")) && error.ends_with(&text), "{error}");
     for number in 5..8 {
         let expected = plain.step_batch(numbered(number, &config), RATE).expect("a step");
         let found = pipeline.step_batch(numbered(number, &config), RATE).expect("a step");
-        assert_eq!(result_of(&found).1, result_of(&expected).1, "{held}, batch {number}");
+        assert_eq!(result_of(&found).1, result_of(&expected).1, "{what}, batch {number}");
     }
-    assert_eq!(parameters(&mut pipeline), parameters(&mut plain), "{held}");
+    assert_eq!(parameters(&mut pipeline), parameters(&mut plain), "{what}");
 }
 
 /// The gradient of the last microbatch is sent after the drop.

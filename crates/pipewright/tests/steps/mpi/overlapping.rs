@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use burn::tensor::Tensor;
+use pipewright::loss_scale::LossScaling;
 use pipewright::optimizer::ParameterGradient;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::Stage;
+use pipewright::tensor::Precision;
 use pipewright::transport::World;
 use pipewright_schedule::StageIndex;
 
@@ -20,10 +22,13 @@ use super::{Process, STEPS, Watch, of_threads, wait_until};
 /// next two of `last` batches. Rank 1 panics before it contributes to the norm of batch `ends`, from 0, or in the second
 /// forward of batch `computes`.
 fn launch(last: u64, ends: Option<u64>, computes: Option<u64>) -> Process {
+    launch_with(PipelineConfig { delayed: true, ..config() }, last, ends, computes)
+}
+
+fn launch_with(config: PipelineConfig, last: u64, ends: Option<u64>, computes: Option<u64>) -> Process {
     const GRADIENTS: u64 = 2 * support::LAYERS as u64 / 2;
     let world = World::mpi(Duration::from_secs(20)).expect("mpirun started this process");
     let rank = world.own_ranks().next().expect("a process has a rank").get();
-    let config = PipelineConfig { delayed: true, ..config() };
     let watch = Arc::new(Watch { last, ..Watch::default() });
     let (begun, calls) = (watch.clone(), AtomicU64::new(0));
     let hook = move |_: &mut ParameterGradient<'_>| {
@@ -57,10 +62,23 @@ fn launch(last: u64, ends: Option<u64>, computes: Option<u64>) -> Process {
 /// Delayed batches of processes have the bits of threads that take each batch alone. The gradient norm of each batch says that
 /// both processes have the batch two after it, so all overlap but the first two.
 pub(crate) fn all() {
-    let mut process = launch(STEPS, None, None);
+    overlapping(launch(STEPS, None, None), STEPS);
+}
+
+/// Each process finds out by itself which updates were skipped.
+pub(crate) fn in_f16() {
+    const SCALED: u64 = 24;
+    let loss_scaling = LossScaling { initial: f64::from(1 << 18), interval: 2 };
+    let config = PipelineConfig { delayed: true, precision: Precision::F16, loss_scaling, ..config() };
+    let results = overlapping(launch_with(config, SCALED, None, None), SCALED);
+    let skipped: Vec<bool> = results.iter().map(|(.., skipped)| *skipped).collect();
+    assert!(skipped.windows(2).any(|pair| pair == [false, true]), "{skipped:?}");
+}
+
+fn overlapping(mut process: Process, steps: u64) -> Vec<StepResult> {
     let (mut results, mut overlaps, mut begun) = (Vec::new(), Vec::new(), 0);
-    for number in 0..STEPS {
-        while begun < STEPS.min(number + 3) {
+    for number in 0..steps {
+        while begun < steps.min(number + 3) {
             process.begin(begun);
             begun += 1;
         }
@@ -69,12 +87,13 @@ pub(crate) fn all() {
         results.push(result_of(&summary));
     }
     assert_eq!(process.pipeline.comparisons(), 1, "messages before the first step only");
-    assert_eq!(overlaps, (0..STEPS).map(|number| number > 1).collect::<Vec<_>>(), "rank {}", process.rank);
-    let (expected, mut threads) = of_threads(2, &process.config, STEPS);
+    assert_eq!(overlaps, (0..steps).map(|number| number > 1).collect::<Vec<_>>(), "rank {}", process.rank);
+    let (expected, mut threads) = of_threads(2, &process.config, steps);
     assert_eq!(results, expected, "rank {}", process.rank);
     let (all, own) = (parameters(&mut threads), parameters(&mut process.pipeline));
     assert!(!own.is_empty() && own.iter().all(|one| all.contains(one)), "rank {} differs", process.rank);
     process.report("batches that overlap");
+    results
 }
 
 /// One process begins a batch two ahead, and the other one begins each only when the one before has ended. No batch overlaps,
