@@ -32,12 +32,11 @@ impl Output {
         }
     }
 
-    /// Returns a request for rows of the output, in `steps` steps. `runs` has the number of rows, their length and the distance
-    /// between two.
-    pub(super) fn request(self, runs: [usize; 3], steps: usize) -> Request {
+    /// Returns the first element and the number of bytes of an element.
+    pub(super) fn bytes(self) -> (*const u8, usize) {
         match self {
-            Self::Rounded(start) => Request::new(start, runs, [0, 1], steps),
-            Self::Single(start) | Self::Added(start) => Request::new(start, runs, [0, 1], steps),
+            Self::Rounded(start) => (start.cast_const().cast(), size_of::<bf16>()),
+            Self::Single(start) | Self::Added(start) => (start.cast_const().cast(), size_of::<f32>()),
         }
     }
 }
