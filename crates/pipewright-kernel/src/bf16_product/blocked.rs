@@ -11,7 +11,7 @@ use super::instruction::Instruction;
 use super::pack::Vectors;
 use super::right::{PackedRight, Right};
 use super::tile::{COLUMNS, Output, Tile, Update};
-use crate::product::{Block, Matrix, Request, Requests, blocks, is_parallel, panels_in_cache};
+use crate::product::{Block, Matrix, Request, blocks, is_parallel, panels_in_cache};
 use crate::scratch::{KEPT_BYTES, Scratch};
 
 /// The result of a product.
@@ -134,19 +134,17 @@ impl Work<'_> {
         // A tile of AMX has no steps.
         let steps = if tiles.is_some() { 0 } else { pairs };
         let none = Request::of_one_line(self.left);
-        let of_right = self.right.requests(next.start * COLUMNS, next.len() * COLUMNS, count, steps);
-        let stride = self.target.row_stride;
-        let (output, size) = self.target.output.bytes();
-        let of_output = Requests::new(output, [height, COLUMNS * size, stride.wrapping_mul(size)], 1, steps);
         let mut tile = 0;
         for (first, row) in parts {
             let end = columns.end.min(first + near);
             for column in first..end {
+                let vectors = [next.start * COLUMNS, next.len() * COLUMNS];
+                let of_right = self.right.request(vectors, [tile, count], steps);
                 let next_tile = if column + 1 < end { [row, column + 1] } else { [row + height, first] };
+                let stride = self.target.row_stride;
                 let output =
                     self.target.output.at(next_tile[0].wrapping_mul(stride)).at(next_tile[1] * COLUMNS);
-                let of_right = of_right.map_or(none, |requests| requests.part(tile));
-                let requests = [of_right, of_output.starting_at(output.bytes().0)];
+                let of_output = (steps > 0).then(|| output.request([height, COLUMNS, stride], steps));
                 tile += 1;
                 let (index, column) = (column - columns.start, column * COLUMNS);
                 // SAFETY: both operands are packed, and the target has the rows and columns of the tile,
@@ -161,7 +159,7 @@ impl Work<'_> {
                         rows: height.min(self.rows.count - row),
                         columns: COLUMNS.min(self.right.count() - column),
                         update: self.target.update.map(|update| update.at(row, column)),
-                        requests,
+                        requests: [of_right, of_output].map(|request| request.unwrap_or(none)),
                     };
                     match &tiles {
                         None => tile.compute(),

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use crate::product::{Matrix, Requests, transpose};
+use crate::product::{Matrix, Request, transpose};
 
 /// Lanes of a register: vectors that are packed at once.
 const LANES: usize = 16;
@@ -130,15 +130,15 @@ impl<'a> Vectors<'a> {
         pairs
     }
 
-    /// Returns requests for the memory of `count` vectors from `first` on, in `parts` of `steps` steps.
-    pub(super) fn requests(self, first: usize, count: usize, parts: usize, steps: usize) -> Requests<bf16> {
+    /// Returns a request for a part of the memory of `count` vectors from `first` on: the part `part` of `parts`, in `steps` steps.
+    pub(super) fn request(self, [first, count]: [usize; 2], part: [usize; 2], steps: usize) -> Request {
         let count = count.min(self.count.saturating_sub(first));
         let runs = if self.depth_stride == 1 {
             [count, self.depth, self.stride]
         } else {
             [self.depth, count, self.depth_stride]
         };
-        Requests::new(self.data.as_ptr().wrapping_add(first * self.stride), runs, parts, steps)
+        Request::new(self.data.as_ptr().wrapping_add(first * self.stride), runs, part, steps)
     }
 
     /// Packs vectors whose elements are neighbours.

@@ -32,11 +32,12 @@ impl Output {
         }
     }
 
-    /// Returns the first element and the number of bytes of an element.
-    pub(super) fn bytes(self) -> (*const u8, usize) {
+    /// Returns a request for rows of the output, in `steps` steps. `runs` has the number of rows, their length and the distance
+    /// between two.
+    pub(super) fn request(self, runs: [usize; 3], steps: usize) -> Request {
         match self {
-            Self::Rounded(start) => (start.cast_const().cast(), size_of::<bf16>()),
-            Self::Single(start) | Self::Added(start) => (start.cast_const().cast(), size_of::<f32>()),
+            Self::Rounded(start) => Request::new(start, runs, [0, 1], steps),
+            Self::Single(start) | Self::Added(start) => Request::new(start, runs, [0, 1], steps),
         }
     }
 }

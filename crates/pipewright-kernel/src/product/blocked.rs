@@ -9,7 +9,7 @@ use super::definition::BLOCK;
 use super::kernel::Kernel;
 use super::matrix::{Matrix, is_parallel};
 use super::pack::{Panel, Vectors};
-use super::request::Requests;
+use super::request::Request;
 use super::tile::{Join, Order, Tile};
 use crate::scratch::Scratch;
 
@@ -182,16 +182,13 @@ impl Work<'_> {
             let offset = (self.first + row * self.height).wrapping_mul(self.target.row_stride);
             self.target.start.wrapping_add(offset).wrapping_add(column * width)
         };
-        let of_columns = self.columns.requests(next, count, steps);
-        let runs = [self.height, width, self.target.row_stride];
-        let of_out = Requests::new(self.target.start.cast_const(), runs, 1, steps);
         for (part, row) in rows.enumerate() {
             for (index, column) in columns.clone().enumerate() {
                 let next_out =
                     if column + 1 < columns.end { out(row, column + 1) } else { out(row + 1, columns.start) };
                 let requests = [
-                    of_columns.part(part * columns.len() + index),
-                    of_out.starting_at(next_out.cast_const()),
+                    self.columns.request(next, [part * columns.len() + index, count], steps),
+                    Request::new(next_out, [self.height, width, self.target.row_stride], [0, 1], steps),
                 ];
                 let first = row * self.height;
                 // SAFETY: both operands are packed, and the target has the rows and columns of the tile,

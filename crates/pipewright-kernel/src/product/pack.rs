@@ -2,7 +2,7 @@
 //! left operand or of some columns of the right one.
 
 use super::matrix::Matrix;
-use super::request::Requests;
+use super::request::Request;
 use super::vector::{Vector, prefetch_second};
 
 /// An operand as vectors along the inner dimension: the rows of a left operand, the columns of a right one.
@@ -43,15 +43,15 @@ impl<'a> Vectors<'a> {
         Self::rows_of(matrix.transposed())
     }
 
-    /// Returns requests for the memory of a panel, in `parts` of `steps` steps.
-    pub(super) fn requests(self, panel: Panel, parts: usize, steps: usize) -> Requests<f32> {
+    /// Returns a request for a part of the memory of a panel: the part `part` of `parts`, in `steps` steps.
+    pub(super) fn request(self, panel: Panel, [part, parts]: [usize; 2], steps: usize) -> Request {
         let Panel { first, width, start, depth, .. } = panel;
         let (count, depth) =
             (width.min(self.count.saturating_sub(first)), depth.min(self.depth.saturating_sub(start)));
         let from = self.data.as_ptr().wrapping_add(first * self.stride + start * self.depth_stride);
         let runs =
             if self.stride == 1 { [depth, count, self.depth_stride] } else { [count, depth, self.stride] };
-        Requests::new(from, runs, parts, steps)
+        Request::new(from, runs, [part, parts], steps)
     }
 
     /// Writes element `start + k` of vector `first + v` at index `k * width + v`. Most panels of right operands have `VECTORS`

@@ -7,20 +7,7 @@ use super::vector::prefetch_second;
 
 const LINE: usize = 64;
 
-/// Runs of neighbouring elements, which are requested in parts.
-#[derive(Clone, Copy)]
-pub(crate) struct Requests<T> {
-    /// The first run.
-    from: *const T,
-    /// The runs of a part, their length and the distance between two.
-    runs: [usize; 3],
-    /// The parts that have runs. The last may reach beyond them.
-    parts: usize,
-    /// The first part, or `None` if it has more lines than steps.
-    first: Option<Request>,
-}
-
-/// A part of [`Requests`], for the second-level cache.
+/// Runs of neighbouring bytes that [`Request::step`] asks for, in the second-level cache.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
     at: *const u8,
@@ -34,48 +21,35 @@ pub(crate) struct Request {
     left: usize,
 }
 
-impl<T> Requests<T> {
-    /// Divides runs into `parts`, which take `steps` steps each. `runs` has their number, their length and the distance between
-    /// two. The addresses may be any.
-    pub(crate) fn new(
-        from: *const T,
-        [count, length, distance]: [usize; 3],
-        parts: usize,
-        steps: usize,
-    ) -> Self {
-        // The same number in each part: the processor predicts where the loops end.
-        let each = count.div_ceil(parts).max(1);
-        let (steps, bytes) = (steps / each, length * size_of::<T>());
-        let first = (bytes > 0 && steps * LINE >= bytes).then(|| {
-            let advance = bytes.div_ceil(steps);
-            let jump = distance.wrapping_mul(size_of::<T>()).wrapping_sub(advance * steps);
-            Request { at: from.cast(), advance, jump, steps, left: steps }
-        });
-        Self { from, runs: [each, length, distance], parts: count.div_ceil(each), first }
-    }
-
-    /// Returns the request for a part. If it has more lines than steps, asks for all of them.
-    pub(crate) fn part(&self, part: usize) -> Request {
-        let [each, _, distance] = self.runs;
-        let at = self.from.wrapping_add((part * each).wrapping_mul(distance));
-        match self.first {
-            _ if part >= self.parts => {}
-            Some(first) => return Request { at: at.cast(), ..first },
-            None => prefetch_runs(at, self.runs),
-        }
-        Request::of_one_line(self.from)
-    }
-
-    /// Returns the request for the runs of a part from `at` on, or for a line if it has more lines than steps.
-    pub(crate) fn starting_at(&self, at: *const T) -> Request {
-        self.first.map_or(Request::of_one_line(self.from), |first| Request { at: at.cast(), ..first })
-    }
-}
-
 impl Request {
     /// Returns a request for one line, again and again. If the computation reads it anyway, that has no effect.
     pub(crate) fn of_one_line<T>(at: *const T) -> Self {
         Self { at: at.cast(), advance: 0, jump: 0, steps: usize::MAX, left: usize::MAX }
+    }
+
+    /// Returns a request for a part of some runs of neighbouring elements: the part `part` of `parts`, in `steps` steps. `runs`
+    /// has their number, their length and the distance between two. The addresses may be any.
+    ///
+    /// If there are more lines than steps, it asks for all of them here.
+    pub(crate) fn new<T>(
+        from: *const T,
+        [count, length, distance]: [usize; 3],
+        [part, parts]: [usize; 2],
+        steps: usize,
+    ) -> Self {
+        // The same number in each part but the last ones: the processor predicts where the loops end.
+        let each = count.div_ceil(parts);
+        let first = part * each;
+        let runs = each.min(count.saturating_sub(first));
+        let at = from.wrapping_add(first.wrapping_mul(distance));
+        let (steps, bytes) = (steps / runs.max(1), length * size_of::<T>());
+        if runs == 0 || bytes == 0 || steps * LINE < bytes {
+            prefetch_runs(at, [runs, length, distance]);
+            return Self::of_one_line(from);
+        }
+        let advance = bytes.div_ceil(steps);
+        let jump = distance.wrapping_mul(size_of::<T>()).wrapping_sub(advance * steps);
+        Self { at: at.cast(), advance, jump, steps, left: steps }
     }
 
     /// Takes a step of each request.
@@ -100,19 +74,16 @@ impl Request {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use super::*;
 
     /// Checks that the steps of all parts ask for each line of each run.
     fn check([count, length, distance]: [usize; 3], parts: usize, steps: usize) {
         let start = std::ptr::without_provenance::<f32>(1 << 20);
-        let mut lines = HashSet::new();
-        let requests = Requests::new(start, [count, length, distance], parts, steps);
+        let mut lines = Vec::new();
         for part in 0..parts {
-            let mut request = requests.part(part);
+            let mut request = Request::new(start, [count, length, distance], [part, parts], steps);
             for _ in 0..steps {
-                lines.insert(request.at.addr() / LINE);
+                lines.push(request.at.addr() / LINE);
                 request.step();
             }
         }
@@ -135,8 +106,8 @@ mod tests {
     fn more_lines_than_steps_need_no_steps() {
         let start = std::ptr::without_provenance::<f32>(1 << 20);
         let requests =
-            [[14, 32, 512], [0, 32, 512], [14, 0, 512]].map(|runs| Requests::new(start, runs, 1, 27));
-        for mut request in requests.map(|requests| requests.part(0)) {
+            [[14, 32, 512], [0, 32, 512], [14, 0, 512]].map(|runs| Request::new(start, runs, [0, 1], 27));
+        for mut request in requests {
             for _ in 0..27 {
                 assert_eq!(request.at, start.cast());
                 request.step();
