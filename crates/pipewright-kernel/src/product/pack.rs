@@ -3,7 +3,7 @@
 
 use super::matrix::Matrix;
 use super::request::Request;
-use super::vector::{Vector, prefetch_second};
+use super::vector::Vector;
 
 /// An operand as vectors along the inner dimension: the rows of a left operand, the columns of a right one.
 #[derive(Clone, Copy)]
@@ -183,16 +183,6 @@ impl Packed {
             } else {
                 V::store_part(elements, to, self.width - lane);
             }
-        }
-    }
-}
-
-/// Asks for some runs of neighbouring elements in the second-level cache. `runs` has their number, their length and the
-/// distance between two. The addresses may be any.
-pub(crate) fn prefetch_runs<T>(from: *const T, [count, length, distance]: [usize; 3]) {
-    for run in 0..count {
-        for element in (0..length).step_by(64 / size_of::<T>()) {
-            prefetch_second(from.wrapping_add(run.wrapping_mul(distance)).wrapping_add(element));
         }
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! A core waits for few lines at a time. If a computation begins with requests for many lines, its own loads wait for them.
 
-use super::pack::prefetch_runs;
 use super::vector::prefetch_second;
 
 const LINE: usize = 64;
@@ -72,18 +71,30 @@ impl Request {
     }
 }
 
+/// Asks for some runs of neighbouring elements in the second-level cache. `runs` has their number, their length and the
+/// distance between two. The addresses may be any.
+pub(crate) fn prefetch_runs<T>(from: *const T, [count, length, distance]: [usize; 3]) {
+    for run in 0..count {
+        for element in (0..length).step_by(64 / size_of::<T>()) {
+            prefetch_second(from.wrapping_add(run.wrapping_mul(distance)).wrapping_add(element));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     /// Checks that the steps of all parts ask for each line of each run.
     fn check([count, length, distance]: [usize; 3], parts: usize, steps: usize) {
         let start = std::ptr::without_provenance::<f32>(1 << 20);
-        let mut lines = Vec::new();
+        let mut lines = HashSet::new();
         for part in 0..parts {
             let mut request = Request::new(start, [count, length, distance], [part, parts], steps);
             for _ in 0..steps {
-                lines.push(request.at.addr() / LINE);
+                lines.insert(request.at.addr() / LINE);
                 request.step();
             }
         }
