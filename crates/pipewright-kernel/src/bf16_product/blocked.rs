@@ -11,7 +11,7 @@ use super::instruction::Instruction;
 use super::pack::Vectors;
 use super::right::{PackedRight, Right};
 use super::tile::{COLUMNS, Output, Tile, Update};
-use crate::product::{Block, Matrix, blocks, is_parallel, panels_in_cache};
+use crate::product::{Block, Matrix, Request, blocks, is_parallel, panels_in_cache};
 use crate::scratch::{KEPT_BYTES, Scratch};
 
 /// The result of a product.
@@ -131,10 +131,20 @@ impl Work<'_> {
             .clone()
             .step_by(near)
             .flat_map(|first| rows.clone().map(move |row| (first, row * height)));
+        // A tile of AMX has no steps.
+        let steps = if tiles.is_some() { 0 } else { pairs };
+        let none = Request::of_one_line(self.left);
         let mut tile = 0;
         for (first, row) in parts {
-            for column in first..columns.end.min(first + near) {
-                self.right.prefetch(next.start * COLUMNS, next.len() * COLUMNS, tile, count);
+            let end = columns.end.min(first + near);
+            for column in first..end {
+                let vectors = [next.start * COLUMNS, next.len() * COLUMNS];
+                let of_right = self.right.request(vectors, [tile, count], steps);
+                let next_tile = if column + 1 < end { [row, column + 1] } else { [row + height, first] };
+                let stride = self.target.row_stride;
+                let output =
+                    self.target.output.at(next_tile[0].wrapping_mul(stride)).at(next_tile[1] * COLUMNS);
+                let of_output = (steps > 0).then(|| output.request([height, COLUMNS, stride], steps));
                 tile += 1;
                 let (index, column) = (column - columns.start, column * COLUMNS);
                 // SAFETY: both operands are packed, and the target has the rows and columns of the tile,
@@ -144,11 +154,12 @@ impl Work<'_> {
                         pairs,
                         left: self.left.add(row * pairs),
                         right: words.add(index * COLUMNS * pairs),
-                        output: self.target.output.at(row * self.target.row_stride + column),
-                        stride: self.target.row_stride,
+                        output: self.target.output.at(row * stride + column),
+                        stride,
                         rows: height.min(self.rows.count - row),
                         columns: COLUMNS.min(self.right.count() - column),
                         update: self.target.update.map(|update| update.at(row, column)),
+                        requests: [of_right, of_output].map(|request| request.unwrap_or(none)),
                     };
                     match &tiles {
                         None => tile.compute(),

@@ -9,7 +9,7 @@ use super::blocked::Target;
 use super::instruction::Instruction;
 use super::pack::{Vectors, interleaving, low_bits};
 use super::tile::{COLUMNS, Tile};
-use crate::product::{Matrix, each_strip, prefetch_runs};
+use crate::product::{Matrix, Request, each_strip, prefetch_runs};
 use crate::scratch::Scratch;
 
 /// With more rows, packing takes a small share of the time.
@@ -137,6 +137,7 @@ impl Shared<'_> {
                         rows: 1,
                         columns: COLUMNS.min(count - column),
                         update: self.target.update.map(|update| update.at(row, first + column)),
+                        requests: [Request::of_one_line(self.left); 2],
                     };
                     tile.finish::<1>(load(sums.add(row * width + column), width));
                 }
@@ -152,7 +153,7 @@ impl Shared<'_> {
         let (pair, column) = if ahead < count { (pair, ahead) } else { (pair + PAIRS, ahead - count) };
         let stride = self.right.row_stride;
         let next = self.right.data.as_ptr().wrapping_add(2 * pair * stride + first + column);
-        prefetch_runs(next, [2 * PAIRS, COLUMNS, stride], 0, 1);
+        prefetch_runs(next, [2 * PAIRS, COLUMNS, stride]);
     }
 
     /// Returns a pair of elements of each of [`COLUMNS`] columns from `column` on. Columns from `present` on are zero, and so are

@@ -4,13 +4,10 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use crate::product::{Matrix, transpose};
+use crate::product::{Matrix, Request, transpose};
 
 /// Lanes of a register: vectors that are packed at once.
 const LANES: usize = 16;
-
-/// Elements of a cache line.
-const LINE: usize = 64 / size_of::<bf16>();
 
 /// An operand as vectors along the inner dimension: the rows of a left operand, the columns of a right one.
 #[derive(Clone, Copy)]
@@ -133,23 +130,15 @@ impl<'a> Vectors<'a> {
         pairs
     }
 
-    /// Asks for a part of the memory of `count` vectors from `first` on in the second-level cache: the part
-    /// `part` of `parts`.
-    pub(super) fn prefetch(self, first: usize, count: usize, part: usize, parts: usize) {
+    /// Returns a request for a part of the memory of `count` vectors from `first` on: the part `part` of `parts`, in `steps` steps.
+    pub(super) fn request(self, [first, count]: [usize; 2], part: [usize; 2], steps: usize) -> Request {
         let count = count.min(self.count.saturating_sub(first));
-        // Runs of neighbouring elements.
-        let (runs, length, distance, start) = if self.depth_stride == 1 {
-            (count, self.depth, self.stride, first * self.stride)
+        let runs = if self.depth_stride == 1 {
+            [count, self.depth, self.stride]
         } else {
-            (self.depth, count, self.depth_stride, first)
+            [self.depth, count, self.depth_stride]
         };
-        for run in runs * part / parts..runs * (part + 1) / parts {
-            for element in (0..length).step_by(LINE) {
-                let at = self.data.as_ptr().wrapping_add(start + run * distance + element);
-                // SAFETY: each processor has the instruction, and it may be given any address.
-                unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
-            }
-        }
+        Request::new(self.data.as_ptr().wrapping_add(first * self.stride), runs, part, steps)
     }
 
     /// Packs vectors whose elements are neighbours.

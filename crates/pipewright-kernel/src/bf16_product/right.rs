@@ -7,7 +7,7 @@ use half::bf16;
 
 use super::pack::Vectors;
 use super::tile::COLUMNS;
-use crate::product::Matrix;
+use crate::product::{Matrix, Request};
 use crate::quantised::QuantisedOperand;
 
 /// The elements of a vector that are decoded at once. With the width of a panel they stay in a first-level
@@ -120,10 +120,11 @@ impl PackedRight<'_> {
         });
     }
 
-    /// Like [`Vectors::prefetch`]. A quantised operand is small.
-    pub(super) fn prefetch(self, first: usize, count: usize, part: usize, parts: usize) {
-        if let Self::Held(vectors) = self {
-            vectors.prefetch(first, count, part, parts);
+    /// Like [`Vectors::request`]; `None` for a quantised operand, which is small.
+    pub(super) fn request(self, vectors: [usize; 2], part: [usize; 2], steps: usize) -> Option<Request> {
+        match self {
+            Self::Held(held) => Some(held.request(vectors, part, steps)),
+            Self::Quantised { .. } => None,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use half::bf16;
 
 use super::pack::low_bits;
-use crate::product::prefetch;
+use crate::product::{Request, prefetch};
 
 /// Rows of a panel of the left operand: 28 registers of sums, 2 of the right operand and 1 of the left.
 pub(super) const ROWS: usize = 14;
@@ -23,18 +23,21 @@ pub(super) enum Output {
 }
 
 impl Output {
-    /// Returns the output from the element `offset` on.
-    ///
-    /// # Safety
-    /// The element must be one of the result's.
-    pub(super) unsafe fn at(self, offset: usize) -> Self {
-        // SAFETY: as the caller says.
-        unsafe {
-            match self {
-                Self::Rounded(start) => Self::Rounded(start.add(offset)),
-                Self::Single(start) => Self::Single(start.add(offset)),
-                Self::Added(start) => Self::Added(start.add(offset)),
-            }
+    /// Returns the output from the element `offset` on, which may be outside the result.
+    pub(super) fn at(self, offset: usize) -> Self {
+        match self {
+            Self::Rounded(start) => Self::Rounded(start.wrapping_add(offset)),
+            Self::Single(start) => Self::Single(start.wrapping_add(offset)),
+            Self::Added(start) => Self::Added(start.wrapping_add(offset)),
+        }
+    }
+
+    /// Returns a request for rows of the output, in `steps` steps. `runs` has the number of rows, their length and the distance
+    /// between two.
+    pub(super) fn request(self, runs: [usize; 3], steps: usize) -> Request {
+        match self {
+            Self::Rounded(start) => Request::new(start, runs, [0, 1], steps),
+            Self::Single(start) | Self::Added(start) => Request::new(start, runs, [0, 1], steps),
         }
     }
 }
@@ -79,6 +82,8 @@ pub(super) struct Tile {
     /// From 1 to [`COLUMNS`].
     pub(super) columns: usize,
     pub(super) update: Option<Update>,
+    /// Memory that is used later.
+    pub(super) requests: [Request; 2],
 }
 
 impl Tile {
@@ -123,8 +128,9 @@ impl Tile {
             }
         }
         let mut sums = [[_mm512_setzero_ps(); 2]; N];
-        let (mut left, mut right) = (self.left, self.right);
+        let (mut left, mut right, mut requests) = (self.left, self.right, self.requests);
         for _ in 0..self.pairs {
+            Request::step_all(&mut requests);
             // Without closures: builds without optimisation at link time do not inline functions of the
             // standard library that call them.
             // SAFETY: both operands have words for this pair. The two types of registers have the same bits.

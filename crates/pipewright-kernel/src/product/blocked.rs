@@ -9,6 +9,7 @@ use super::definition::BLOCK;
 use super::kernel::Kernel;
 use super::matrix::{Matrix, is_parallel};
 use super::pack::{Panel, Vectors};
+use super::request::Request;
 use super::tile::{Join, Order, Tile};
 use crate::scratch::Scratch;
 
@@ -114,12 +115,19 @@ impl Work<'_> {
             (0..panels).into_par_iter().for_each(pack);
             let blocks: Vec<_> = blocks(rayon::current_num_threads()).collect();
             // Another thread may compute the next block.
-            blocks.into_par_iter().for_each(|block| compute(block, 0..0));
+            blocks.into_par_iter().for_each(|block| compute(block, self.right_panel(0..0)));
         } else {
             let mut blocks = blocks(1).peekable();
             (0..panels).for_each(pack);
             while let Some(block) = blocks.next() {
-                compute(block, blocks.peek().map_or(0..0, |next| next.columns.clone()));
+                let next = match blocks.peek() {
+                    Some(next) => self.right_panel(next.columns.clone()),
+                    // The next part of the inner dimension begins with the first columns.
+                    None => {
+                        Panel { start: self.start + self.depth, ..self.right_panel(0..block.columns.len()) }
+                    }
+                };
+                compute(block, next);
             }
         }
     }
@@ -147,19 +155,17 @@ impl Work<'_> {
         };
     }
 
-    /// Asks for a part of the memory of some panels of columns, which are packed soon: the part `part` of `parts`. Reading them
-    /// takes longer than packing them.
-    fn prefetch(&self, columns: Range<usize>, part: usize, parts: usize) {
+    /// Returns some panels of columns as one.
+    fn right_panel(&self, columns: Range<usize>) -> Panel {
         let [_, width] = self.kernel.size();
-        let panel = self.panel(columns.start * width, columns.len() * width);
-        self.columns.prefetch(panel, part, parts);
+        self.panel(columns.start * width, columns.len() * width)
     }
 
-    /// Computes a block. Columns `next` of the right operand are packed after it.
+    /// Computes a block. The panel `next` of the right operand is packed after it. Reading it takes longer than packing it.
     ///
     /// # Safety
     /// As [`Work::run`]; the left operand must be packed, and no other thread may use the block's elements.
-    unsafe fn compute(&self, Block { rows, columns }: Block, next: Range<usize>) {
+    unsafe fn compute(&self, Block { rows, columns }: Block, next: Panel) {
         let [_, width] = self.kernel.size();
         let mut room = Scratch::new(columns.len() * width * self.depth);
         let right: *mut f32 = room.as_mut_ptr().cast();
@@ -170,23 +176,35 @@ impl Work<'_> {
                 self.kernel.pack(self.columns, self.panel(panel * width, width), into);
             }
         }
+        let steps = if self.order == Order::Blocks { self.depth } else { self.depth / 2 };
         let count = rows.len() * columns.len();
-        for (part, row) in rows.map(|panel| panel * self.height).enumerate() {
-            for (index, column) in columns.clone().map(|panel| panel * width).enumerate() {
-                self.prefetch(next.clone(), part * columns.len() + index, count);
+        let out = |row: usize, column: usize| {
+            let offset = (self.first + row * self.height).wrapping_mul(self.target.row_stride);
+            self.target.start.wrapping_add(offset).wrapping_add(column * width)
+        };
+        for (part, row) in rows.enumerate() {
+            for (index, column) in columns.clone().enumerate() {
+                let next_out =
+                    if column + 1 < columns.end { out(row, column + 1) } else { out(row + 1, columns.start) };
+                let requests = [
+                    self.columns.request(next, [part * columns.len() + index, count], steps),
+                    Request::new(next_out, [self.height, width, self.target.row_stride], [0, 1], steps),
+                ];
+                let first = row * self.height;
                 // SAFETY: both operands are packed, and the target has the rows and columns of the tile,
                 // which only this thread uses.
                 unsafe {
                     let tile = Tile {
                         inner: self.depth,
-                        left: self.left.add(row * self.depth),
+                        left: self.left.add(first * self.depth),
                         right: right.add(index * width * self.depth),
                         right_stride: width,
-                        out: self.target.start.add((self.first + row) * self.target.row_stride + column),
+                        out: out(row, column),
                         stride: self.target.row_stride,
-                        rows: self.height.min(self.count - row),
-                        columns: width.min(self.columns.count - column),
+                        rows: self.height.min(self.count - first),
+                        columns: width.min(self.columns.count - column * width),
                         join: self.target.join,
+                        requests: Some(requests),
                     };
                     self.kernel.compute(self.order, &tile);
                 }

@@ -154,6 +154,7 @@ impl Shared {
                                 rows,
                                 columns: width,
                                 join: if k == start { Join::Replace } else { Join::Continue },
+                                requests: None,
                             };
                             kernel.compute(self.order, &tile);
                         }
@@ -201,6 +202,7 @@ impl Shared {
                         rows: a.rows,
                         columns: width,
                         join: joined,
+                        requests: None,
                     };
                     kernel.compute_turned(&tile);
                 }

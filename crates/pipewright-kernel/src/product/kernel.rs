@@ -131,10 +131,12 @@ macro_rules! kernel {
         unsafe fn $compute(order: Order, tile: &Tile) {
             // SAFETY: as the caller says, with the number of rows as a constant.
             unsafe {
-                match (order, tile.rows) {
-                    $((Order::Blocks, $rows) => tile.compute::<$vector, $rows, $vectors, false, false>(),
-                    (Order::Pairs, $rows) => tile.compute::<$vector, $rows, $vectors, true, false>(),
-                    (Order::FlushedPairs, $rows) => tile.compute::<$vector, $rows, $vectors, true, true>(),)*
+                match (order, tile.requests.is_some(), tile.rows) {
+                    $((Order::Blocks, true, $rows) => tile.compute::<$vector, $rows, $vectors, false, false, true>(),
+                    (Order::Blocks, false, $rows) => tile.compute::<$vector, $rows, $vectors, false, false, false>(),
+                    (Order::Pairs, true, $rows) => tile.compute::<$vector, $rows, $vectors, true, false, true>(),
+                    (Order::Pairs, false, $rows) => tile.compute::<$vector, $rows, $vectors, true, false, false>(),
+                    (Order::FlushedPairs, _, $rows) => tile.compute::<$vector, $rows, $vectors, true, true, false>(),)*
                     _ => unreachable!("a panel has at most the rows of a tile"),
                 }
             }

@@ -2,7 +2,8 @@
 //! left operand or of some columns of the right one.
 
 use super::matrix::Matrix;
-use super::vector::{Vector, prefetch_second};
+use super::request::Request;
+use super::vector::Vector;
 
 /// An operand as vectors along the inner dimension: the rows of a left operand, the columns of a right one.
 #[derive(Clone, Copy)]
@@ -42,15 +43,15 @@ impl<'a> Vectors<'a> {
         Self::rows_of(matrix.transposed())
     }
 
-    /// Asks for a part of the memory of a panel in the second-level cache: the part `part` of `parts`.
-    pub(super) fn prefetch(self, panel: Panel, part: usize, parts: usize) {
+    /// Returns a request for a part of the memory of a panel: the part `part` of `parts`, in `steps` steps.
+    pub(super) fn request(self, panel: Panel, [part, parts]: [usize; 2], steps: usize) -> Request {
         let Panel { first, width, start, depth, .. } = panel;
         let (count, depth) =
             (width.min(self.count.saturating_sub(first)), depth.min(self.depth.saturating_sub(start)));
         let from = self.data.as_ptr().wrapping_add(first * self.stride + start * self.depth_stride);
         let runs =
             if self.stride == 1 { [depth, count, self.depth_stride] } else { [count, depth, self.stride] };
-        prefetch_runs(from, runs, part, parts);
+        Request::new(from, runs, [part, parts], steps)
     }
 
     /// Writes element `start + k` of vector `first + v` at index `k * width + v`. Most panels of right operands have `VECTORS`
@@ -182,19 +183,6 @@ impl Packed {
             } else {
                 V::store_part(elements, to, self.width - lane);
             }
-        }
-    }
-}
-
-/// Asks for a part of some runs of neighbouring elements in the second-level cache: the part `part` of `parts`. `runs` has
-/// their number, their length and the distance between two. The addresses may be any.
-pub(crate) fn prefetch_runs<T>(from: *const T, runs: [usize; 3], part: usize, parts: usize) {
-    let [count, length, distance] = runs;
-    // The same number in each part but the last ones: the processor predicts where the loops end.
-    let each = count.div_ceil(parts);
-    for run in part * each..count.min((part + 1) * each) {
-        for element in (0..length).step_by(64 / size_of::<T>()) {
-            prefetch_second(from.wrapping_add(run * distance + element));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! One tile of a result, whose sums stay in registers.
 
 use super::definition::sum_of_pairs;
+use super::request::Request;
 use super::vector::{Vector, prefetch};
 
 /// How the sums of a part of the inner dimension join the result.
@@ -46,10 +47,12 @@ pub(super) struct Tile {
     pub(super) rows: usize,
     pub(super) columns: usize,
     pub(super) join: Join,
+    /// Memory that is used later.
+    pub(super) requests: Option<[Request; 2]>,
 }
 
 impl Tile {
-    /// Computes a tile of `ROWS` rows.
+    /// Computes a tile of `ROWS` rows. Requests are left out unless `HAS_REQUESTS`: products of one row would take longer by them.
     ///
     /// # Safety
     /// The processor must have the instructions of `V`. The operands must have the elements that their fields say, and
@@ -61,6 +64,7 @@ impl Tile {
         const VECTORS: usize,
         const IN_PAIRS: bool,
         const IS_FLUSHED: bool,
+        const HAS_REQUESTS: bool,
     >(
         &self,
     ) {
@@ -76,8 +80,12 @@ impl Tile {
             let mut sums: [[V; VECTORS]; ROWS] = self.start();
             let mut least = V::splat(0.0);
             let (mut left, mut right) = (self.left, self.right);
+            let mut requests = self.requests.unwrap_or([Request::of_one_line(left); 2]);
             if IN_PAIRS {
                 for _ in 0..self.inner / 2 {
+                    if HAS_REQUESTS {
+                        Request::step_all(&mut requests);
+                    }
                     let odd = (left.add(ROWS), right.add(self.right_stride));
                     step::<V, ROWS, VECTORS, IS_FLUSHED>(&mut sums, odd, &mut least);
                     step::<V, ROWS, VECTORS, IS_FLUSHED>(&mut sums, (left, right), &mut least);
@@ -85,6 +93,9 @@ impl Tile {
                 }
             } else {
                 for _ in 0..self.inner {
+                    if HAS_REQUESTS {
+                        Request::step_all(&mut requests);
+                    }
                     step::<V, ROWS, VECTORS, false>(&mut sums, (left, right), &mut least);
                     (left, right) = (left.add(ROWS), right.add(self.right_stride));
                 }
