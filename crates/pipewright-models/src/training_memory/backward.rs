@@ -107,6 +107,12 @@ fn matrix_of(specs: &[&ParameterSpec], name: &str) -> Option<[u64; 2]> {
     Some([rows as u64, columns as u64])
 }
 
+/// Returns whether a dense feed-forward layer has a matrix into its inner width and no gate.
+fn is_ungated(specs: &[&ParameterSpec], part: &str) -> bool {
+    let has = |name: &str| matrix_of(specs, &format!("{part}.{name}")).is_some();
+    has("up_proj") && !has("gate_proj")
+}
+
 /// Returns the inner width of a dense feed-forward layer whose activation is not SwiGLU, and whether it has a gate.
 fn inner_width(specs: &[&ParameterSpec], width: u64) -> Option<(u64, bool)> {
     let gate = matrix_of(specs, "mlp.gate_proj");
@@ -224,8 +230,10 @@ impl KeptActivations<'_> {
                         // With magnitudes, gate and up have copies in single precision, when the activations of SwiGLU are freed.
                         (2 * FLOAT).saturating_mul(inner / number)
                     } else if matrix_of(specs, "mlp.gate_up_proj").is_some() {
-                        // The gradients of gate and up are filled up to the width of both, and added.
-                        inner.saturating_mul(7)
+                        // The gradients of gate and up are filled up to the width of both, and added, when one of the activations is freed.
+                        inner.saturating_mul(6)
+                    } else if ["mlp", "mixer"].iter().any(|part| is_ungated(specs, part)) {
+                        inner.saturating_mul(2)
                     } else {
                         inner.saturating_mul(3)
                     };
@@ -243,10 +251,10 @@ impl KeptActivations<'_> {
                 },
             },
         };
-        // The gradients of queries, keys and values are filled up to the width of all, and added.
+        // The gradients of queries, keys and values are filled up to the width of all, and added. The tensors of a norm are freed.
         let joined = ["self_attn.qkv_proj", "attn.c_attn"].iter().find_map(|name| matrix_of(specs, name));
         let joined = joined.map_or(0, |[_, width]| 4 * width.saturating_mul(tokens).saturating_mul(number));
-        let joined = if joined > 0 { joined.saturating_add(layer.output_bytes) } else { 0 };
+        let joined = joined.saturating_sub(layer.output_bytes);
         // The gradients of the projected channels, of the gate's input and of the convolved channels, which are computed again,
         // instead of the result of the scan.
         let of_scan = scan.map_or(0, |scan| {
@@ -263,7 +271,7 @@ impl KeptActivations<'_> {
     }
 
     /// Returns the number of ids of the head, or of a part of it, on a rank.
-    fn own_ids(&self) -> u64 {
+    pub(super) fn own_ids(&self) -> u64 {
         let ids = (self.model.model().head().outputs() as u64).div_ceil(u64::from(self.model.parts().max(1)));
         ids.div_ceil(u64::from(self.tensor.ranks.max(1)))
     }

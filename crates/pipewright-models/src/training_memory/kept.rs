@@ -1,5 +1,6 @@
 //! The bytes of the activations that the stages of a run keep, with adapters too.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use pipewright::tensor::Precision;
@@ -10,11 +11,12 @@ use pipewright_shapes::model::{Mamba2, Mixer};
 
 use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
+use crate::projection::input_of;
 use crate::router::is_of_router;
 use crate::training_memory::adapters::{
     OneOperation, adapter_stash, add_adapters, remove_below, remove_inputs,
 };
-use crate::training_memory::arrived_rows::{ExpertLoad, add_arrived_rows, chosen_experts};
+use crate::training_memory::arrived_rows::{ExpertLoad, add_arrived_rows, chosen_experts, row_bytes};
 use crate::training_memory::compute_devices::ComputeDevices;
 use crate::training_memory::expert_adapters::{add_expert_adapters, expert_adapter_stash};
 use crate::training_memory::sizes::{
@@ -211,7 +213,20 @@ impl KeptActivations<'_> {
         let of_scans = scans[range.clone()].iter().zip(&whole[range.clone()]).filter_map(of_scan);
         let of_scans = of_scans.fold(0, u64::saturating_add);
         let Some(adapter) = self.model.adapter() else {
-            return stage_sizes(own, self.rows).stash.saturating_add(of_scans);
+            // The gradients of the results of experts are gathered rows.
+            let matrix = |layer: &LayerDesc| {
+                specs.clone().find(|spec| {
+                    spec.is_in(&layer.path) && spec.is_of_routed_expert() && spec.shape.len() == 2
+                })
+            };
+            let gathered = |spec| row_bytes(spec, expert_rows, self.tokens as u64, self.precision);
+            let rows = own.iter().filter_map(matrix).map(gathered).fold(0, u64::saturating_add);
+            let rows = rows.saturating_mul(u64::from(self.rows));
+            let less =
+                own.iter().map(|layer| self.not_needed(layer, specs.clone())).fold(0, u64::saturating_add);
+            let less = less.saturating_mul(u64::from(self.rows));
+            let stash = stage_sizes(own, self.rows).stash.saturating_sub(less);
+            return stash.saturating_add(rows).saturating_add(of_scans);
         };
         let one = OneOperation::new(&adapter.lora, self.devices, self.tensor.ranks);
         let stash = adapter_stash(&adapter.lora, specs.clone(), self.tokens, self.precision, one);
@@ -220,6 +235,37 @@ impl KeptActivations<'_> {
         let trained: Vec<_> = trained.map(|(layer, _)| layer.clone()).collect();
         let of_whole = stage_sizes(&trained, self.rows).stash;
         stash.saturating_mul(u64::from(self.rows)).saturating_add(of_whole).saturating_add(of_scans)
+    }
+
+    /// Returns the bytes of a row by which a trained layer with these parameters needs less for `W` than for `I`. A layer with an
+    /// attention and without experts needs the inputs of its products and the gradients of their results.
+    fn not_needed<'s>(
+        &self,
+        layer: &LayerDesc,
+        specs: impl Iterator<Item = &'s ParameterSpec> + Clone,
+    ) -> u64 {
+        if layer.kind == HEAD {
+            // The logits before a hyperbolic tangent limits them.
+            let caps_logits = self.model.model().shape().is_ok_and(|shape| shape.caps_logits);
+            let logits =
+                self.own_ids().saturating_mul(self.tokens as u64).saturating_mul(self.precision.bytes());
+            return if caps_logits { logits } else { 0 };
+        }
+        let matrices = specs.filter(|spec| spec.is_in(&layer.path) && spec.shape.len() == 2);
+        let is_attention = matrices
+            .clone()
+            .any(|spec| [".self_attn.", ".attn."].iter().any(|part| spec.path.contains(part)));
+        if !is_attention || matrices.clone().any(ParameterSpec::is_of_routed_expert) {
+            return 0;
+        }
+        let mut inputs = HashSet::new();
+        let numbers = matrices.map(|spec| {
+            let projection = spec.path.strip_suffix(".weight").unwrap_or(&spec.path);
+            let input = if inputs.insert(input_of(projection)) { spec.shape[0] } else { 0 };
+            (input + spec.shape[1]) as u64
+        });
+        let needed = numbers.sum::<u64>().saturating_mul(self.tokens as u64);
+        layer.activation_bytes.saturating_sub(needed.saturating_mul(self.precision.bytes()))
     }
 
     /// Returns the layers with what they keep if their stages compute parts of them again, and for each layer
