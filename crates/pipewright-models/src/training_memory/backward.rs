@@ -1,8 +1,8 @@
 //! The bytes that the backward of a stage holds besides the activations.
 //!
 //! A backward goes through the operations from the last one to the first. Between them are gradients. Some operations make copies
-//! in single precision, gather the rows of experts, or pack an operand. The most bytes of a head, of a dense layer, of a mixture and
-//! of a Mamba-2 mixer are counted as the operations of [`pipewright::nn`] on the processor hold them, and of other layers the
+//! in single precision, gather the rows of experts, or pack an operand. The most bytes of a head, of a dense layer, of a mixture
+//! and of a Mamba-2 mixer are counted as the operations of [`pipewright::nn`] on the processor hold them, and of other layers the
 //! gradients of their input and output. A thread keeps its memory for packed operands up to a limit.
 //!
 //! The gradients of weights are computed after the gradients of the stage's inputs. Until then, the backward holds the tensors
@@ -230,7 +230,8 @@ impl KeptActivations<'_> {
                         // With magnitudes, gate and up have copies in single precision, when the activations of SwiGLU are freed.
                         (2 * FLOAT).saturating_mul(inner / number)
                     } else if matrix_of(specs, "mlp.gate_up_proj").is_some() {
-                        // The gradients of gate and up are filled up to the width of both, and added, when one of the activations is freed.
+                        // The gradients of gate and up are filled up to the width of both, and added. One of the activations is
+                        // freed before.
                         inner.saturating_mul(6)
                     } else if ["mlp", "mixer"].iter().any(|part| is_ungated(specs, part)) {
                         inner.saturating_mul(2)
@@ -251,7 +252,8 @@ impl KeptActivations<'_> {
                 },
             },
         };
-        // The gradients of queries, keys and values are filled up to the width of all, and added. The tensors of a norm are freed.
+        // The gradients of queries, keys and values are filled up to the width of all, and added. The tensors of a norm are
+        // freed before.
         let joined = ["self_attn.qkv_proj", "attn.c_attn"].iter().find_map(|name| matrix_of(specs, name));
         let joined = joined.map_or(0, |[_, width]| 4 * width.saturating_mul(tokens).saturating_mul(number));
         let joined = joined.saturating_sub(layer.output_bytes);

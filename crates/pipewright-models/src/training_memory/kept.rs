@@ -117,9 +117,9 @@ impl KeptActivations<'_> {
         layers
     }
 
-    /// Returns the bytes of a row that the attention of the first trained layer does not keep if nothing before the layer's feed-forward
-    /// part is trained, because it is not on the tape: queries, keys and values before and after their norms, and its results. `None`
-    /// if it is on the tape, and for mixers other than the usual attention.
+    /// Returns the bytes of a row that the attention of the first trained layer does not keep if it is not on the tape, because
+    /// nothing before the layer's feed-forward part is trained: queries, keys and values before and after their norms, and its
+    /// results. `None` if it is on the tape, and for mixers other than the usual attention.
     pub(super) fn mixer_off_tape(&self, layer: &LayerDesc, stages: &[Vec<ParameterSpec>]) -> Option<u64> {
         let specs = || stages.iter().flatten().filter(|spec| spec.is_in(&layer.path));
         let before = ["self_attn", "input_layernorm", "post_attention_layernorm"]
@@ -189,7 +189,8 @@ impl KeptActivations<'_> {
 
     /// Returns the bytes of a microbatch that `I` keeps for `W`: the inputs of all products, also inputs that it has computed again,
     /// and their output gradients. `layers` are the result of [`KeptActivations::layers`], `whole` of [`CutModel::whole_layers`],
-    /// `scans` of [`KeptActivations::scans`] and `expert_rows` of [`KeptActivations::expert_rows`], and `specs` are the parameters of a range of the layers.
+    /// `scans` of [`KeptActivations::scans`] and `expert_rows` of [`KeptActivations::expert_rows`], and `specs` are the parameters of a
+    /// range of the layers.
     pub(super) fn stash<'s>(
         &self,
         layers: &ModelDesc,
