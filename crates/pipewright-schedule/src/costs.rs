@@ -105,7 +105,7 @@ pub struct StageSizes {
     pub activation: u64,
     /// The tensors that `I` saves for `W`, for one microbatch.
     pub stash: u64,
-    /// The gradients of the stage's weights, from the first weight gradient to the end of the step.
+    /// The gradients of the stage's weights, from the end of the first weight backward to the end of the step.
     pub gradient: u64,
     /// The sizes of a forward that is computed again; if they are not known, it keeps nothing, and its
     /// backward holds the whole activation.

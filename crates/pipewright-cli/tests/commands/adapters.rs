@@ -193,7 +193,16 @@ fn the_estimate_of_memory_is_the_peak_of_a_run_of_adapters() {
 fn the_estimate_of_memory_is_the_peak_of_a_run_of_adapters_on_a_mixture() {
     let experts = ["model.num_experts=8", "model.num_experts_per_tok=2", "model.moe_intermediate_size=128"];
     let folder = larger_base(&[&["model.architecture=qwen3_moe"], &experts[..]].concat());
-    for set in [&["run.precision=bf16"][..], &["run.precision=bf16", "adapter.kind=none"]] {
+    let of_experts = r#"adapter.targets=["experts.gate_up_proj", "experts.down_proj"]"#;
+    let of_entry = r#"adapter.targets=["experts.gate_up_proj"]"#;
+    for set in [
+        &["run.precision=bf16"][..],
+        &["run.precision=bf16", "adapter.kind=none"],
+        &["run.precision=f32", of_experts],
+        &["run.precision=bf16", of_experts],
+        &["run.precision=bf16", of_experts, "pipeline.recompute=block"],
+        &["run.precision=bf16", of_entry, "pipeline.schedule=gpipe"],
+    ] {
         folder.check_peaks("small.toml", &[&LARGER[4..], set].concat());
     }
 }

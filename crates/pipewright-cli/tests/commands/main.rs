@@ -27,6 +27,7 @@ mod patterns;
 mod preferences;
 mod generate;
 mod profile;
+mod memory_peaks;
 mod plan_memory;
 mod unlike_ranks;
 mod offload;

@@ -79,7 +79,9 @@ pub(crate) fn hidden_kept(config: &DecoderConfig, form: &BlockForm<'_>) -> Hidde
 fn block_norms(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
     let norm = hidden_norm(config, form);
     let pair = norm + norm;
-    if form.norms == NormPlaces::Both { pair + pair } else { pair }
+    // The result of a norm after a part is added to the hidden states, and nothing keeps it.
+    let after = Cost { kept: norm.kept - config.hidden_size as u64, ..norm };
+    if form.norms == NormPlaces::Both { pair + after + after } else { pair }
 }
 
 fn hidden_norm(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
@@ -156,13 +158,13 @@ fn dense(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
         (cost::gated(inner), 2 * inner, inner)
     };
     let biases = if form.mlp_bias { outputs + hidden } else { 0 };
-    // The composition of GELU keeps the tanh, the sum with 1, and the result.
+    // With a gate, the result of GELU is multiplied. On other devices, the composition of GELU keeps the tanh and the sum with 1.
     let is_gelu = form.activation == Activation::GeluTanh;
-    let kept = if is_gelu { 2 * inner + result } else { 0 };
+    let (kept, kept_on_devices) = if is_gelu { (result, 2 * inner as i64) } else { (0, 0) };
     // Only SwiGLU is computed again.
     let feed_forward = if is_gelu { 0 } else { layer.feed_forward };
     let layer = Cost { feed_forward, ..layer };
-    layer + Cost { elements: BIAS_PASSES * biases, kept, ..Cost::default() }
+    layer + Cost { elements: BIAS_PASSES * biases, kept, kept_on_devices, ..Cost::default() }
 }
 
 /// Returns the costs of a mixture. A token meets the router and the experts that it chose; the matrices of

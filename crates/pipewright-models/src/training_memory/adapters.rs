@@ -105,21 +105,21 @@ pub(super) fn remove_inputs<'a>(
 }
 
 /// Removes from `layers` what the layers below the one at index `first` keep, the first trained one: nothing of them is on the
-/// tape. With slices they keep keys and values for later slices. `has_norm` says whether a layer begins with a frozen norm. The
-/// tape of the first trained layer then does not keep the input of this norm.
+/// tape. With slices they keep keys and values for later slices. `off_tape` returns the bytes that the first trained layer, with an
+/// input of these bytes, does not keep.
 pub(super) fn remove_below(
     layers: &mut [LayerDesc],
     first: usize,
     is_sliced: bool,
-    has_norm: impl Fn(&LayerDesc) -> bool,
+    off_tape: impl Fn(&LayerDesc, u64) -> u64,
 ) {
     let (below, others) = layers.split_at_mut(first.min(layers.len()));
     for layer in &mut *below {
         layer.activation_bytes = if is_sliced { layer.keys_values_bytes } else { 0 };
         (layer.norms_bytes, layer.feed_forward_bytes) = (0, 0);
     }
-    if let (Some(below), Some(first)) = (below.last(), others.first_mut().filter(|layer| has_norm(layer))) {
-        first.activation_bytes = first.activation_bytes.saturating_sub(below.output_bytes);
+    if let (Some(below), Some(first)) = (below.last(), others.first_mut()) {
+        first.activation_bytes = first.activation_bytes.saturating_sub(off_tape(first, below.output_bytes));
     }
 }
 
@@ -245,7 +245,7 @@ mod tests {
                 ..layer(index, 10, 4)
             };
             let mut layers: Vec<LayerDesc> = (0..3).map(layer).collect();
-            remove_below(&mut layers, 1, is_sliced, |_| has_norm);
+            remove_below(&mut layers, 1, is_sliced, |_, input| if has_norm { input } else { 0 });
             assert_eq!((layers[0].norms_bytes, layers[0].feed_forward_bytes), (0, 0));
             layers.iter().map(|layer| layer.activation_bytes).collect::<Vec<_>>()
         };

@@ -1,9 +1,9 @@
 //! The bytes that the backward of a stage holds besides the activations.
 //!
 //! A backward goes through the operations from the last one to the first. Between them are gradients. Some operations make copies
-//! in single precision, gather the rows of experts, or pack an operand. The most bytes of a head, of a dense layer with SwiGLU and
-//! of a mixture are counted as the operations of [`pipewright::nn`] on the processor hold them, and of other layers the gradients
-//! of their input and output.
+//! in single precision, gather the rows of experts, or pack an operand. The most bytes of a head, of a dense layer, of a mixture
+//! and of a Mamba-2 mixer are counted as the operations of [`pipewright::nn`] on the processor hold them, and of other layers the
+//! gradients of their input and output. A thread keeps its memory for packed operands up to a limit.
 //!
 //! The gradients of weights are computed after the gradients of the stage's inputs. Until then, the backward holds the tensors
 //! that they need, and no other activations of these layers.
@@ -14,6 +14,7 @@ use pipewright::tensor::Precision;
 use pipewright_kernel::KEPT_BYTES;
 use pipewright_schedule::LayerDesc;
 use pipewright_schedule::profile::{EMBEDDING, EMBEDDING_PART, HEAD, HEAD_PART, PREDICTION};
+use pipewright_shapes::model::Mamba2;
 
 use crate::lora::is_of_adapter;
 use crate::parameter::{ParameterSpec, is_in};
@@ -24,10 +25,14 @@ use crate::training_memory::sizes::base_layers_in;
 
 /// The bytes of a number in single precision.
 const FLOAT: u64 = 4;
+/// The tokens of a chunk of a scan.
+const SCAN_CHUNK: u64 = 64;
 
 /// The widths of all rows of a mixture's experts on a rank, in numbers for each of its tokens.
 #[derive(Clone, Copy, Debug)]
 struct ExpertRows {
+    /// The hidden state of the token.
+    hidden: u64,
     /// The inputs of the experts.
     outer: u64,
     /// The results of the gates of these experts.
@@ -35,10 +40,13 @@ struct ExpertRows {
     has_bias: bool,
     /// Whether gate and up, and down, have adapters.
     adapted: [bool; 2],
+    /// Whether the tape needs the gradient of the mixture's input.
+    has_input_gradient: bool,
 }
 
 impl ExpertRows {
-    /// Returns the widths of the layer at a path with these parameters, if it is a mixture. Each token of the rank has `rows` rows.
+    /// Returns the widths of the layer at a path with these parameters, if it is a mixture whose input needs a gradient. Each token
+    /// of the rank has `rows` rows.
     fn of(specs: &[&ParameterSpec], layer: &str, hidden: u64, rows: u64) -> Option<Self> {
         let of_experts =
             || specs.iter().filter(|spec| spec.is_of_routed_expert() && !is_of_adapter(&spec.path));
@@ -46,28 +54,70 @@ impl ExpertRows {
         let matrix = of_experts().find(is_matrix)?;
         let numbers = matrix.shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size as u64));
         Some(Self {
+            hidden,
             outer: rows.saturating_mul(hidden),
             inner: rows.saturating_mul(numbers / hidden.max(1)),
             has_bias: of_experts().any(|spec| spec.shape.len() == 1),
             adapted: adapted_parts(specs.iter().copied(), layer),
+            has_input_gradient: true,
         })
     }
 
     /// Returns the most bytes of a token besides the gradient of the result, if a number has `number` bytes.
     fn bytes(self, number: u64) -> u64 {
-        let Self { has_bias, adapted: [enters, leaves], .. } = self;
-        let [number, outer, inner, float] = [number, self.outer, self.inner, FLOAT].map(u128::from);
+        let Self { has_bias, adapted: [enters, leaves], has_input_gradient, .. } = self;
+        let numbers = [number, self.hidden, self.outer, self.inner, FLOAT];
+        let [number, hidden, outer, inner, float] = numbers.map(u128::from);
         let if_so = |is_so: bool, bytes: u128| if is_so { bytes } else { 0 };
         // The gradient of the activation, in single precision, with the rows of biases or a copy of the gathered gradients.
         let down = float * inner + if_so(has_bias, float * outer) + if_so(leaves, (number + float) * outer);
         let activation = float * inner + 2 * number * inner;
         // The activations of gate and up are freed, and their gradients are as large.
-        let of_enter = if_so(enters, float * (2 * inner + outer));
-        let inputs = float * outer + of_enter + if_so(leaves, float * (outer + inner));
+        let rows = if_so(has_input_gradient, float * outer) + if_so(enters, float * (2 * inner + outer));
+        // The hidden states in single precision, from which rows are gathered.
+        let gathered = rows + if_so(enters && number < float, float * hidden);
+        let scaled = rows + if_so(leaves, (number + float) * outer);
+        let inputs =
+            rows + if_so(leaves, float * (outer + inner)) + if_so(has_input_gradient, float * hidden);
+        let inputs = inputs.max(gathered).max(scaled);
         // The gathered gradients of the result.
         let most = number * outer + down.max(activation).max(inputs);
         u64::try_from(most).unwrap_or(u64::MAX)
     }
+}
+
+/// A layer as far as its backward depends on it.
+#[derive(Clone, Copy)]
+struct BackwardLayer<'a> {
+    specs: &'a [&'a ParameterSpec],
+    experts: Option<ExpertRows>,
+    scan: Option<Mamba2>,
+    /// Whether a hyperbolic tangent limits the logits.
+    caps_logits: bool,
+    /// The memory that the thread keeps for operands.
+    kept_operand: u64,
+}
+
+/// Returns the sizes of the matrix of a layer whose path ends so.
+fn matrix_of(specs: &[&ParameterSpec], name: &str) -> Option<[u64; 2]> {
+    let ending = format!(".{name}.weight");
+    let &[rows, columns] = specs.iter().find(|spec| spec.path.ends_with(&ending))?.shape.as_slice() else {
+        return None;
+    };
+    Some([rows as u64, columns as u64])
+}
+
+/// Returns whether a dense feed-forward layer has a matrix into its inner width and no gate.
+fn is_ungated(specs: &[&ParameterSpec], part: &str) -> bool {
+    let has = |name: &str| matrix_of(specs, &format!("{part}.{name}")).is_some();
+    has("up_proj") && !has("gate_proj")
+}
+
+/// Returns the inner width of a dense feed-forward layer whose activation is not SwiGLU, and whether it has a gate.
+fn inner_width(specs: &[&ParameterSpec], width: u64) -> Option<(u64, bool)> {
+    let gate = matrix_of(specs, "mlp.gate_proj");
+    let [rows, inner] = gate.or_else(|| matrix_of(specs, "mlp.c_fc"))?;
+    (rows == width).then_some((inner, gate.is_some()))
 }
 
 /// How many bytes more than before it a backward holds, and the most of them so far.
@@ -98,20 +148,41 @@ impl KeptActivations<'_> {
         let layers = self.layers(stages);
         let (kept, parts) = self.without_parts(&layers);
         let first = self.first_trained(&layers, stages);
-        let (whole_layers, expert_rows) = (self.model.whole_layers(), self.expert_rows());
+        let (whole_layers, scans) = (self.model.whole_layers(), self.scans(&layers));
+        let expert_rows = self.expert_rows();
+        let caps_logits = self.model.model().shape().is_ok_and(|shape| shape.caps_logits);
         let bytes = |of_row: u64| i128::from(of_row) * i128::from(self.rows);
         let of_stage = |(specs, range): (&Vec<ParameterSpec>, Range<usize>)| {
             let (mut whole, mut by_layer) = (BackwardPeak::default(), BackwardPeak::default());
             let mut largest = 0;
-            for index in range.filter(|index| *index >= first).rev() {
-                let own = || specs.iter().filter(|spec| is_in(&spec.path, &base[index].path));
+            let range = || range.clone().filter(move |index| *index >= first);
+            let specs_of = |index: usize| {
+                let path = &*base[index].path;
+                specs.iter().filter(move |spec| is_in(&spec.path, path))
+            };
+            let operands =
+                range().map(|index| self.operand(&base[index], &specs_of(index).collect::<Vec<_>>()));
+            // A thread keeps the memory for operands that are not larger than this.
+            let kept_operand = operands.filter(|bytes| *bytes <= KEPT_BYTES as u64).max().unwrap_or(0);
+            for index in range().rev() {
+                let own = || specs_of(index);
                 let own_specs: Vec<_> = own().collect();
-                let experts = ExpertRows::of(&own_specs, &base[index].path, width, expert_rows);
-                let held = self.of_layer(&base[index], hidden(&base), width, (&own_specs, experts));
+                let is_tape_end =
+                    index == first && self.mixer_off_tape(&layers.layers[index], stages).is_some();
+                let experts = ExpertRows::of(&own_specs, &base[index].path, width, expert_rows)
+                    .map(|rows| ExpertRows { has_input_gradient: !is_tape_end, ..rows });
+                let layer = BackwardLayer {
+                    specs: &own_specs,
+                    experts,
+                    scan: scans[index],
+                    caps_logits,
+                    kept_operand,
+                };
+                let held = self.of_layer(&base[index], hidden(&base), width, layer);
                 let activations = bytes(kept.layers[index].activation_bytes);
                 let input = index.checked_sub(1).map_or(0, |below| bytes(base[below].output_bytes));
-                let needed =
-                    i128::from(self.stash(&layers, (&whole_layers, expert_rows), index..index + 1, own()));
+                let how = (&*whole_layers, &*scans, expert_rows);
+                let needed = i128::from(self.stash(&layers, how, index..index + 1, own()));
                 // Parts that are computed again stay as long as gradients of weights need them.
                 whole.add(i128::from(held) + bytes(parts[index]), needed - activations);
                 by_layer.add(activations + i128::from(held), needed - input);
@@ -122,38 +193,32 @@ impl KeptActivations<'_> {
         stages.iter().zip(self.partition.ranges()).map(of_stage).collect()
     }
 
-    /// Returns the most bytes that the backward of a layer, which has these parameters and experts, holds for a microbatch. The
-    /// hidden states of a row have `hidden` bytes and the width `width`.
-    fn of_layer(
-        &self,
-        layer: &LayerDesc,
-        hidden: u64,
-        width: u64,
-        (specs, experts): (&[&ParameterSpec], Option<ExpertRows>),
-    ) -> u64 {
+    /// Returns the most bytes that the backward of a layer holds for a microbatch. The hidden states of a row have `hidden` bytes
+    /// and the width `width`.
+    fn of_layer(&self, layer: &LayerDesc, hidden: u64, width: u64, parts: BackwardLayer<'_>) -> u64 {
+        let BackwardLayer { specs, experts, scan, caps_logits, kept_operand } = parts;
         let (number, tokens, rows) = (self.precision.bytes(), self.tokens as u64, u64::from(self.rows));
         let of_rows = |bytes: u64| bytes.saturating_mul(rows);
-        // A larger operand is freed after its product.
-        let packed =
-            |width: u64| Some(self.packed(width)).filter(|bytes| *bytes <= KEPT_BYTES as u64).unwrap_or(0);
+        let is_half = self.precision != Precision::F32;
         let inner = layer.feed_forward_bytes;
-        match &*layer.kind {
-            EMBEDDING | EMBEDDING_PART => 0,
+        let held = match &*layer.kind {
+            EMBEDDING | EMBEDDING_PART => return 0,
             HEAD | HEAD_PART | PREDICTION => {
-                let parts = u64::from(self.model.parts().max(1));
-                let ids = (self.model.model().head().outputs() as u64).div_ceil(parts);
-                let own = ids.div_ceil(u64::from(self.tensor.ranks.max(1)));
-                let in_backward = of_rows(hidden).saturating_add(self.packed(own));
+                let own = self.own_ids();
+                let singles = own.saturating_mul(tokens).saturating_mul(FLOAT);
+                // The gradient of bounded logits, with copies in single precision.
+                let bounded =
+                    if caps_logits { singles.saturating_mul(if is_half { 3 } else { 1 }) } else { 0 };
+                let operand = self.packed(own).max(kept_operand);
+                let in_backward = of_rows(hidden.saturating_add(bounded)).saturating_add(operand);
                 // The forward of the loss of a part of the vocabulary holds logits in single precision: differences and their
                 // exponentials, and a copy.
-                let copies = if self.precision == Precision::F32 { 2 } else { 3 };
-                let in_loss = of_rows(own.saturating_mul(tokens).saturating_mul(copies * FLOAT));
-                if self.tensor.ranks > 1 { in_backward.max(in_loss) } else { in_backward }
+                let in_loss = of_rows(singles.saturating_mul(if is_half { 3 } else { 2 }));
+                return if self.tensor.ranks > 1 { in_backward.max(in_loss) } else { in_backward };
             }
             _ => match experts {
                 Some(experts) => {
-                    let of_experts = experts.bytes(number).saturating_mul(tokens);
-                    of_rows(layer.output_bytes.saturating_add(of_experts)).saturating_add(packed(width))
+                    experts.bytes(number).saturating_mul(tokens).saturating_add(layer.output_bytes)
                 }
                 None if inner > 0 => {
                     let lora = self.model.adapter().map(|adapter| &adapter.lora);
@@ -161,17 +226,69 @@ impl KeptActivations<'_> {
                     let prefix = format!("{}.mlp", layer.path);
                     let is_adapted =
                         specs.iter().any(|spec| is_of_adapter(&spec.path) && is_in(&spec.path, &prefix));
-                    let gradients = if has_copies && is_adapted && self.precision != Precision::F32 {
+                    let gradients = if has_copies && is_adapted && is_half {
                         // With magnitudes, gate and up have copies in single precision, when the activations of SwiGLU are freed.
                         (2 * FLOAT).saturating_mul(inner / number)
+                    } else if matrix_of(specs, "mlp.gate_up_proj").is_some() {
+                        // The gradients of gate and up are filled up to the width of both, and added. One of the activations is
+                        // freed before.
+                        inner.saturating_mul(6)
+                    } else if ["mlp", "mixer"].iter().any(|part| is_ungated(specs, part)) {
+                        inner.saturating_mul(2)
                     } else {
                         inner.saturating_mul(3)
                     };
-                    of_rows(gradients.saturating_add(layer.output_bytes))
-                        .saturating_add(packed(inner / number / tokens.max(1)))
+                    gradients.saturating_add(layer.output_bytes)
                 }
-                None => of_rows(layer.output_bytes.saturating_mul(2)).saturating_add(packed(width)),
+                None => match inner_width(specs, width) {
+                    // The gradient of GELU, in half precision with copies in single precision.
+                    Some((inner, is_gated)) => {
+                        let others = number * if is_gated { 2 } else { 1 };
+                        let of_gelu = if is_half { 3 * FLOAT } else { number };
+                        let gradients = inner.saturating_mul(others + of_gelu).saturating_mul(tokens);
+                        gradients.saturating_add(layer.output_bytes)
+                    }
+                    None => layer.output_bytes.saturating_mul(2),
+                },
             },
+        };
+        // The gradients of queries, keys and values are filled up to the width of all, and added. The tensors of a norm are
+        // freed before.
+        let joined = ["self_attn.qkv_proj", "attn.c_attn"].iter().find_map(|name| matrix_of(specs, name));
+        let joined = joined.map_or(0, |[_, width]| 4 * width.saturating_mul(tokens).saturating_mul(number));
+        let joined = joined.saturating_sub(layer.output_bytes);
+        // The gradients of the projected channels, of the gate's input and of the convolved channels, which are computed again,
+        // instead of the result of the scan.
+        let of_scan = scan.map_or(0, |scan| {
+            let convolved = scan.inner() + 2 * scan.groups * scan.state;
+            let numbers = number * (scan.projected() - scan.inner()) + FLOAT * (scan.inner() + 2 * convolved);
+            numbers.saturating_mul(tokens).saturating_add(layer.output_bytes)
+        });
+        // The states between the chunks of one row.
+        let states = scan.map_or(0, |scan| {
+            let chunks = tokens.div_ceil(SCAN_CHUNK);
+            FLOAT * scan.state * (scan.inner() / scan.groups.max(1)) * chunks
+        });
+        of_rows(held.max(joined)).max(of_rows(of_scan).saturating_add(states)).saturating_add(kept_operand)
+    }
+
+    /// Returns the number of ids of the head, or of a part of it, on a rank.
+    pub(super) fn own_ids(&self) -> u64 {
+        let ids = (self.model.model().head().outputs() as u64).div_ceil(u64::from(self.model.parts().max(1)));
+        ids.div_ceil(u64::from(self.tensor.ranks.max(1)))
+    }
+
+    /// Returns the bytes of the largest operand of a layer with these parameters.
+    fn operand(&self, layer: &LayerDesc, specs: &[&ParameterSpec]) -> u64 {
+        match &*layer.kind {
+            EMBEDDING | EMBEDDING_PART => 0,
+            HEAD | HEAD_PART | PREDICTION => self.packed(self.own_ids()),
+            _ => {
+                let own =
+                    specs.iter().filter(|spec| !spec.is_of_routed_expert() && !is_of_adapter(&spec.path));
+                let widths = own.filter(|spec| spec.shape.len() == 2).flat_map(|spec| &spec.shape);
+                self.packed(widths.copied().max().unwrap_or(0) as u64)
+            }
         }
     }
 
@@ -256,11 +373,11 @@ mod tests {
 
     #[test]
     fn a_backward_holds_the_gradients_of_a_feed_forward_layer() {
-        // The gradients of the result, the product, the gate and the other projection; and the packed input of the last product.
-        let dense =
-            |number: u64| number * (HIDDEN + 3 * INNER) + if number == 2 { number * INNER } else { 0 };
+        // The gradients of the result, the product, the gate and the other projection.
+        let dense = |number: u64| number * (HIDDEN + 3 * INNER);
         assert_eq!(of_token(Precision::F32, None), [dense(4); 2]);
-        assert_eq!(of_token(Precision::Bf16, None), [dense(2); 2]);
+        // The packed input of the last product, and the memory for the gradients of the logits, which is kept.
+        assert_eq!(of_token(Precision::Bf16, None), [dense(2) + 2 * INNER, dense(2) + 2 * IDS]);
     }
 
     #[test]
@@ -299,7 +416,7 @@ mod tests {
             let loads = [ExpertLoad::Mean, ExpertLoad::OneReplica { replicas: 4 }];
             for (expert_load, replicas) in loads.into_iter().zip([1, 4]) {
                 let kept = KeptActivations { expert_ranks: 4, expert_load, ..*kept };
-                let rows = 4 * outer + (3 * 4 * inner).max(4 * outer);
+                let rows = 4 * outer + (3 * 4 * inner).max(4 * outer + 4 * HIDDEN / replicas);
                 let found = kept.backward_bytes(stages)[0][0] / (2 * TOKENS);
                 assert_eq!(found, 4 * HIDDEN + replicas * rows);
             }
@@ -309,12 +426,27 @@ mod tests {
 
     #[test]
     fn mixtures_have_rows_of_gradients() {
-        let rows = |has_bias, adapted| ExpertRows { outer: 10, inner: 6, has_bias, adapted };
+        let rows = |has_bias, adapted| ExpertRows {
+            hidden: 5,
+            outer: 10,
+            inner: 6,
+            has_bias,
+            adapted,
+            has_input_gradient: true,
+        };
         let plain = rows(false, [false; 2]);
-        assert_eq!(plain.bytes(2), 2 * 10 + 4 * 6 + 2 * 2 * 6);
-        assert_eq!(ExpertRows { inner: 2, ..plain }.bytes(2), 2 * 10 + 4 * 10);
+        assert_eq!(plain.bytes(2), 2 * 10 + 4 * 10 + 4 * 5);
+        assert_eq!(ExpertRows { inner: 20, ..plain }.bytes(2), 2 * 10 + 4 * 20 + 2 * 2 * 20);
         assert_eq!(rows(true, [false; 2]).bytes(2), 2 * 10 + 4 * 6 + 4 * 10);
-        let adapted = 4 * 10 + 4 * (2 * 6 + 10) + 4 * (10 + 6);
-        assert_eq!(rows(false, [true; 2]).bytes(2), 2 * 10 + adapted);
+        // The copies for the gradients of weights, and the gradient of the input before it is added up and after.
+        let enters = 4 * (2 * 6 + 10);
+        let adapted = rows(false, [true; 2]);
+        assert_eq!(adapted.bytes(2), 2 * 10 + enters + 4 * (10 + 6) + 4 * 10 + 4 * 5);
+        let is_first = ExpertRows { has_input_gradient: false, ..adapted };
+        assert_eq!(is_first.bytes(2), 2 * 10 + enters + 4 * (10 + 6));
+        // The hidden states in single precision, from which the rows are gathered.
+        let only_enters = ExpertRows { adapted: [true, false], ..is_first };
+        assert_eq!(only_enters.bytes(2), 2 * 10 + enters + 4 * 5);
+        assert_eq!(only_enters.bytes(4), 4 * 10 + enters);
     }
 }

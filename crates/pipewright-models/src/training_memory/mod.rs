@@ -2,8 +2,7 @@
 //! memory of the machine or of its devices.
 //!
 //! Parameters, gradients and the optimizer's state are counted exactly. Activations are the peak of the
-//! program's simulation, with the sizes in bytes that the model's description has. If the activations have
-//! their peak before the first gradient exists, as in GPipe, the sum is a little more than a rank ever holds.
+//! program's simulation, with the sizes in bytes that the model's description has.
 //! Rows that arrive from other replicas, which hold the experts together, are counted as if all experts were
 //! chosen equally often, or as if all tokens chose experts of one replica ([`ExpertLoad`]).
 //! Ranks that compute a stage together keep their heads and their part of the inner width, and with shares of the tokens

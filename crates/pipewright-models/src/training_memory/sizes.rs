@@ -43,7 +43,19 @@ pub(super) fn base_layers_in(
         layer.activation_bytes = devices.kept_bytes(layer);
         layer.device_activation_bytes = None;
     }
-    in_precision(&described, precision)
+    let mut layers = in_precision(&described, precision);
+    if let (true, Ok(shape)) = (devices != ComputeDevices::Others, model.model().shape())
+        && shape.vectors.norm_parameters > 1
+    {
+        // A layer normalisation keeps the centred and the scaled elements in single precision.
+        let norm = 2 * shape.hidden * tokens as u64 * (Precision::F32.bytes() - precision.bytes());
+        let blocks = layers.blocks();
+        for layer in &mut layers.layers[blocks] {
+            let norms = 2 * shape.vectors.norms_per_part * norm;
+            layer.activation_bytes = layer.activation_bytes.saturating_add(norms);
+        }
+    }
+    layers
 }
 
 /// Returns the sizes of the activations of a stage with these layers, for a microbatch of `rows` rows.

@@ -54,7 +54,6 @@ mod families;
 mod recompute;
 mod shape;
 mod search;
-mod moved_tensors;
 mod predict;
 mod delayed_step;
 mod best_cut;

@@ -1,7 +1,6 @@
 //! The peak memory of each rank for an order: the same bytes as [`crate::simulate::peak_memory`] gives for
 //! the program that trains, and what is not in a simulation: what a rank holds all the time, only while an
-//! action runs, or between two of its stages. Gradients count from the end of the action that makes them first, in a simulation
-//! from its start. The memory of a rank depends on the order of its row alone, because a rank computes one thing at a time.
+//! action runs, or between two of its stages. The memory of a rank depends on the order of its row alone, because a rank computes one thing at a time.
 
 use crate::ids::{Rank, StageIndex};
 use crate::plan::order::{Cell, Kind, Order};
@@ -9,6 +8,7 @@ use crate::plan::second_forwards::is_recomputed;
 use crate::plan::stage_load::{StageLoad, beside, held_throughout};
 use crate::recompute::KeptForwards;
 use crate::sharding::Sharding;
+use crate::simulate::WithGradients;
 
 /// Returns the peak bytes of each rank: parameters, optimizer state, gradients and activations, and what is
 /// held only while actions run.
@@ -31,7 +31,7 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, tra
     let own = order.placement.stages_of(Rank::new(rank as u32));
     let mut held = held_throughout(own, loads, sharding);
     let mut peak = held;
-    let mut with_gradient: Vec<u32> = Vec::new();
+    let mut with_gradients = WithGradients::default();
     let row = &order.rows[rank];
     let own_loads: Vec<StageLoad> = own.iter().map(|&stage| beside(stage, own, loads)).collect();
     let mut kept = vec![KeptForwards::default(); own.len()];
@@ -55,11 +55,8 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, tra
         held = held.saturating_add(more);
         peak = peak.max(held.saturating_add(load.temporary));
         let mut made = if cell.kind == Kind::Input { load.stash } else { 0 };
-        let weighs = matches!(cell.kind, Kind::Weight | Kind::Backward);
-        if weighs && !with_gradient.contains(&cell.stage) {
-            // One parameter after the other gets its gradient, and what that needed is freed.
-            with_gradient.push(cell.stage);
-            made = load.gradient;
+        if matches!(cell.kind, Kind::Weight | Kind::Backward) {
+            made = with_gradients.allocate(StageIndex::new(cell.stage), load.gradient);
         }
         held = held.saturating_add(made).saturating_sub(less);
         peak = peak.max(held.saturating_add(load.temporary));

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use thiserror::Error;
 
-use crate::costs::Costs;
+use crate::costs::{Costs, StageSizes};
 use crate::divisor::greatest_common_divisor;
 use crate::ids::Rank;
 use crate::lower::{LowerError, TrainingLowering, for_training};
@@ -14,7 +14,6 @@ use crate::partition::{Method, PartitionError, partition};
 use crate::placement::Placement;
 use crate::plan::head_parts::with_head_parts;
 use crate::plan::layers::Layers;
-use crate::plan::moved_tensors::less_by_offload;
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order, first_backward};
 use crate::plan::peaks::peaks;
@@ -318,6 +317,16 @@ fn add_reads(costs: &mut Costs, loads: &[StageLoad], stream: StreamChoice) {
         costs.unshard = load.read as f64 / stream.bytes_per_s;
         sizes.streamed = load.streamed;
     }
+}
+
+/// Returns by how many bytes the peak of each rank in its actions falls because tensors leave memory: the
+/// difference of the simulated peaks. It depends on the times of the transfers, so [`peaks`], which counts an
+/// order, does not know it. It is exact for a rank with one stage. The stages of a rank may differ in the bytes
+/// that their actions hold while they run, and the result is off by at most this difference.
+fn less_by_offload(run: &TimedRun, sizes: &[StageSizes]) -> Vec<u64> {
+    let all_stay: Vec<StageSizes> = sizes.iter().map(|&sizes| StageSizes { offload: 0, ..sizes }).collect();
+    let [whole, less] = [&all_stay[..], sizes].map(|sizes| peak_memory(run.timeline(), sizes));
+    whole.into_iter().zip(less).map(|(whole, less)| whole.saturating_sub(less)).collect()
 }
 
 /// Returns the peak bytes of each rank of a run whose base stays in its files.

@@ -27,7 +27,7 @@ use crate::plan::rank_memory::RankMemory;
 use crate::plan::rank_times::Step;
 use crate::plan::recompute::{chosen, every_choice};
 use crate::plan::request::TrainingState;
-use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads, waiting};
+use crate::plan::stage_load::{StageLoad, engine_costs, held_in_update, stage_loads, waiting};
 use crate::profile::{
     LayerProfile, LinkProfile, NodeProfile, PairProfile, PartProfile, Profile, RankProfile,
 };
@@ -151,22 +151,17 @@ fn check(
     let memory = u128::from(memory) * u128::from(step.ranks);
     let (bound, time) = (memory_bound(step, memory), run.timeline().makespan() * (1.0 + 1e-9));
     prop_assert!(bound <= time, "the bound {bound} for {memory} bytes of a step that takes {time}");
-    // Gradients are compared in a test of their own: the simulation makes them before what they need is
-    // freed. So is what an action needs while it runs: here all need the same.
+    // What an action needs while it runs is compared in a test of its own: here all need the same.
     let temporary = loads.iter().map(|load| load.temporary).max().unwrap_or(0);
-    let loads: Vec<StageLoad> =
-        loads.into_iter().map(|load| StageLoad { gradient: 0, temporary, ..load }).collect();
+    let loads: Vec<StageLoad> = loads.into_iter().map(|load| StageLoad { temporary, ..load }).collect();
     let held = |rank: Rank| -> u64 {
         let own = || order.placement.stages_of(rank).iter().map(|stage| &loads[stage.index()]);
         let state = layers.sharding.held(own().map(|load| load.state)).total();
         let waiting = waiting(order.placement.stages_of(rank), &loads);
         state + layers.rank_bytes + layers.stage_bytes * own().count() as u64 + waiting + temporary
     };
-    // After the last action, a rank holds what can undo its update.
-    let updating = |rank: Rank| -> u64 {
-        let own = order.placement.stages_of(rank).iter().map(|stage| loads[stage.index()].undo);
-        held(rank) - temporary + own.sum::<u64>()
-    };
+    // After the last action, a rank holds its gradients and what can undo its update.
+    let updating = |rank: Rank| held_in_update(order.placement.stages_of(rank), &loads, layers.sharding);
     let sizes: Vec<_> = engine_costs(layers, &loads).sizes;
     let expected: Vec<u64> = peak_memory(run.timeline(), &sizes)
         .into_iter()

@@ -2,8 +2,8 @@
 //!
 //! Rules: (1) the activation of a forward is allocated when it starts, and freed when the full backward or
 //! the input backward ends; (2) the input backward allocates a stash when it ends, which the weight backward
-//! frees when it ends; (3) a stage's weight gradients are allocated when its first weight backward starts,
-//! and stay allocated; (4) the forward of a stage without backwards frees its activation when it ends, and
+//! frees when it ends; (3) a stage's weight gradients are allocated when its first weight backward ends
+//! ([`WithGradients`]), and stay allocated; (4) the forward of a stage without backwards frees its activation when it ends, and
 //! the input backward of a stage without weight backwards allocates no stash; (5) a forward that is in the
 //! timeline twice is computed again: the first one keeps its inputs and the activations of the layers that
 //! are not computed again ([`StageSizes::recompute`]), the second one allocates the other activations, and
@@ -71,6 +71,24 @@ pub fn memory_curve(timeline: &Timeline, rank: Rank, sizes: &[StageSizes]) -> Ve
     curve
 }
 
+/// The stages of a rank that have the gradients of their weights.
+///
+/// A weight backward computes the gradient of one parameter after the other, and frees the tensors from which it has computed
+/// each. So the gradients count from the end of the first weight backward of a stage.
+#[derive(Default)]
+pub(crate) struct WithGradients(Vec<StageIndex>);
+
+impl WithGradients {
+    /// Returns the bytes that a stage with gradients of these bytes allocates when a weight backward of it ends.
+    pub(crate) fn allocate(&mut self, stage: StageIndex, gradient: u64) -> u64 {
+        if self.0.contains(&stage) {
+            return 0;
+        }
+        self.0.push(stage);
+        gradient
+    }
+}
+
 /// A change of the memory of a rank at the start or at the end of an event.
 pub(crate) struct MemoryChange {
     /// The index of the event.
@@ -87,7 +105,7 @@ pub(crate) fn memory_changes(events: &[Event], slices: Slices, sizes: &[StageSiz
         sizes,
         slices,
         at: (0, false),
-        stages: BTreeSet::new(),
+        with_gradients: WithGradients::default(),
         forwards: forwards(events),
         changes: Vec::new(),
     };
@@ -168,8 +186,7 @@ struct Held<'a> {
     slices: Slices,
     /// The event that is replayed, and whether it ends.
     at: (usize, bool),
-    /// The stages whose gradients are allocated.
-    stages: BTreeSet<u32>,
+    with_gradients: WithGradients,
     forwards: HashMap<Action, Forwards>,
     changes: Vec<MemoryChange>,
 }
@@ -188,10 +205,6 @@ impl Held<'_> {
             };
             self.change(bytes, 0);
         }
-        let makes_weight_gradient = matches!(part.kind(), ActionKind::Backward | ActionKind::WeightBackward);
-        if makes_weight_gradient && self.stages.insert(part.stage().get()) {
-            self.change(sizes.gradient, 0);
-        }
         if makes_input_gradient(part) {
             let keys_values = self.slices_before(part).saturating_mul(sizes.keys_values);
             self.change(keys_values.saturating_add(sizes.parts), 0);
@@ -200,16 +213,22 @@ impl Held<'_> {
 
     fn ends(&mut self, part: Action) {
         let sizes = self.sizes_of(part);
+        let gradient = match part.kind() {
+            ActionKind::Backward | ActionKind::WeightBackward => {
+                self.with_gradients.allocate(part.stage(), sizes.gradient)
+            }
+            _ => 0,
+        };
         match part.kind() {
             ActionKind::Forward if !self.runs_backward(part) => self.change(0, sizes.activation),
             ActionKind::Backward => {
-                self.change(0, self.activation_of(part).saturating_add(sizes.parts));
+                self.change(gradient, self.activation_of(part).saturating_add(sizes.parts));
             }
             ActionKind::InputBackward => {
                 let stash = if self.has(part, ActionKind::WeightBackward) { sizes.stash } else { 0 };
                 self.change(stash, self.activation_of(part).saturating_add(sizes.parts));
             }
-            ActionKind::WeightBackward => self.change(0, sizes.stash),
+            ActionKind::WeightBackward => self.change(gradient, sizes.stash),
             _ => {}
         }
         if makes_input_gradient(part) && self.has_slice_after(part) {
@@ -293,12 +312,12 @@ mod tests {
     #[test]
     fn a_full_backward_frees_at_its_end() {
         check("0F0,0F1,0B0,0B1\n", &[UNIT], &[(0.0, 1), (1.0, 2), (3.0, 1), (4.0, 0)]);
-        check("0F0,0B0\n", &[SIZES], &[(0.0, 10), (1.0, 110), (2.0, 100)]);
+        check("0F0,0B0\n", &[SIZES], &[(0.0, 10), (2.0, 100)]);
     }
 
     #[test]
     fn a_split_backward_leaves_a_stash() {
-        check("0F0,0I0,0W0\n", &[SIZES], &[(0.0, 10), (2.0, 3), (2.0, 103), (3.0, 100)]);
+        check("0F0,0I0,0W0\n", &[SIZES], &[(0.0, 10), (2.0, 3), (3.0, 100)]);
         check("0F0,0I0,0W0\n", &[UNIT], &[(0.0, 1), (3.0, 0)]);
     }
 
@@ -316,7 +335,7 @@ mod tests {
         let recompute = Some(RecomputeSizes { kept: 2, recomputed: 8 });
         let curve = memory_curve(run.timeline(), Rank::new(0), &[StageSizes { recompute, ..SIZES }]);
         let found: Vec<(f64, u64)> = curve.iter().map(|step| (step.time, step.held)).collect();
-        let weights = [(4.0, 5), (4.0, 105), (5.0, 102)];
+        let weights = [(4.0, 5), (5.0, 102)];
         let expected = [(0.0, 2), (1.0, 4), (2.0, 12)].into_iter().chain(weights);
         assert_eq!(found, expected.chain([(5.0, 110), (8.0, 100)]).collect::<Vec<_>>());
         assert_eq!(peak_memory(run.timeline(), &[UNIT]), [1]);
@@ -325,7 +344,7 @@ mod tests {
     #[test]
     fn a_backward_holds_the_parts_that_it_computes_again() {
         let sizes = StageSizes { parts: 4, ..SIZES };
-        let curve = [(0.0, 10), (1.0, 14), (2.0, 3), (2.0, 103), (3.0, 100)];
+        let curve = [(0.0, 10), (1.0, 14), (2.0, 3), (3.0, 100)];
         check("0F0,0I0,0W0\n", &[sizes], &curve);
         check("0F0,0B0\n", &[StageSizes { gradient: 0, ..sizes }], &[(0.0, 10), (1.0, 14), (2.0, 0)]);
     }
@@ -359,8 +378,7 @@ mod tests {
     fn frozen_matrices_are_held_from_their_read_until_they_are_dropped() {
         let sizes = [StageSizes { streamed: 1000, ..SIZES }, StageSizes { streamed: 5000, ..SIZES }];
         let forwards = [(0.0, 1000), (0.0, 1010), (1.0, 10), (1.0, 5010), (1.0, 5020)];
-        let backwards =
-            [(2.0, 5120), (3.0, 5110), (3.0, 110), (3.0, 1110), (3.0, 1210), (4.0, 1200), (4.0, 200)];
+        let backwards = [(3.0, 5110), (3.0, 110), (3.0, 1110), (4.0, 1200), (4.0, 200)];
         let rows = "0UNSHARD,0F0,0RESHARD,1UNSHARD,1F0,1B0,1RESHARD,0UNSHARD,0B0,0RESHARD\n";
         let program = parse_program(rows).expect("a program");
         let run = timed(&program, &Costs::default()).expect("no deadlock");
@@ -368,8 +386,7 @@ mod tests {
         let held: Vec<u64> = curve.iter().map(|step| step.held).collect();
         let expected: Vec<u64> = forwards.iter().chain(&backwards).map(|&(_, held)| held).collect();
         assert_eq!(held, expected);
-        // The gradients of stage 0 come when stage 1 is dropped.
-        assert_eq!(peak_memory(run.timeline(), &sizes), [5120]);
+        assert_eq!(peak_memory(run.timeline(), &sizes), [5110]);
     }
 
     /// Checks the memory of microbatches that are cut into `slices` slices.
@@ -387,9 +404,9 @@ mod tests {
         let sizes = StageSizes { activation: 12, keys_values: 4, ..SIZES };
         // Each slice has 6 bytes of activations. The last slice adds 2 bytes for the gradients of the other
         // one's keys and values.
-        let expected = [(0.0, 6), (1.0, 12), (2.0, 112), (2.0, 114), (3.0, 108), (4.0, 102), (4.0, 100)];
+        let expected = [(0.0, 6), (1.0, 12), (2.0, 14), (3.0, 108), (4.0, 102), (4.0, 100)];
         check_slices(2, "0F0,0F1,0B1,0B0\n", sizes, &expected);
-        check_slices(1, "0F0,0B0\n", sizes, &[(0.0, 12), (1.0, 112), (2.0, 100)]);
+        check_slices(1, "0F0,0B0\n", sizes, &[(0.0, 12), (2.0, 100)]);
         check_slices(2, "0F0,0F1,0B1,0B0\n", UNIT, &[(0.0, 1), (1.0, 2), (3.0, 1), (4.0, 0)]);
     }
 
@@ -423,8 +440,7 @@ mod tests {
     fn a_frozen_stage_keeps_what_its_backwards_need() {
         // Stage 0 runs forward only, and stage 2 has no weight gradients.
         let rows = "0F0,1F0,2F0,2I0,1I0,1W0\n";
-        let expected =
-            [(0.0, 10), (1.0, 0), (1.0, 10), (2.0, 20), (4.0, 10), (5.0, 3), (5.0, 103), (6.0, 100)];
+        let expected = [(0.0, 10), (1.0, 0), (1.0, 10), (2.0, 20), (4.0, 10), (5.0, 3), (6.0, 100)];
         check(rows, &[SIZES], &expected);
     }
 

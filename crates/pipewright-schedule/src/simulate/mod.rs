@@ -43,7 +43,7 @@ pub use error::SimulateError;
 pub use few_microbatches::{FewMicrobatches, few_microbatches};
 pub use lifetimes::{LifetimeOf, Lifetimes, LiveRange, all_lifetimes, lifetimes};
 pub use logical::{LogicalRun, logical};
-pub(crate) use memory::{MemoryChange, memory_changes};
+pub(crate) use memory::{MemoryChange, WithGradients, memory_changes};
 pub use memory::{MemoryStep, UNIT, memory_curve, peak_memory};
 pub use steady::{Steady, steady};
 pub use summary::{Summary, summarize};
