@@ -11,7 +11,7 @@ use super::instruction::Instruction;
 use super::pack::Vectors;
 use super::right::{PackedRight, Right};
 use super::tile::{COLUMNS, Output, Tile, Update};
-use crate::product::{Block, Matrix, Request, blocks, is_parallel, panels_in_cache};
+use crate::product::{Block, LineRequests, Matrix, blocks, is_parallel, panels_in_cache};
 use crate::scratch::{KEPT_BYTES, Scratch};
 
 /// The result of a product.
@@ -133,7 +133,7 @@ impl Work<'_> {
             .flat_map(|first| rows.clone().map(move |row| (first, row * height)));
         // A tile of AMX has no steps.
         let steps = if tiles.is_some() { 0 } else { pairs };
-        let none = Request::of_one_line(self.left);
+        let none = LineRequests::of_one_line(self.left);
         let mut tile = 0;
         for (first, row) in parts {
             let end = columns.end.min(first + near);

@@ -9,7 +9,7 @@ use super::blocked::Target;
 use super::instruction::Instruction;
 use super::pack::{Vectors, interleaving, low_bits};
 use super::tile::{COLUMNS, Tile};
-use crate::product::{Matrix, Request, each_strip, prefetch_runs};
+use crate::product::{LineRequests, Matrix, each_strip, prefetch_runs};
 use crate::scratch::Scratch;
 
 /// With more rows, packing takes a small share of the time.
@@ -137,7 +137,7 @@ impl Shared<'_> {
                         rows: 1,
                         columns: COLUMNS.min(count - column),
                         update: self.target.update.map(|update| update.at(row, first + column)),
-                        requests: [Request::of_one_line(self.left); 2],
+                        requests: [LineRequests::of_one_line(self.left); 2],
                     };
                     tile.finish::<1>(load(sums.add(row * width + column), width));
                 }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use crate::product::{Matrix, Request, transpose};
+use crate::product::{LineRequests, Matrix, transpose};
 
 /// Lanes of a register: vectors that are packed at once.
 const LANES: usize = 16;
@@ -131,14 +131,14 @@ impl<'a> Vectors<'a> {
     }
 
     /// Returns a request for a part of the memory of `count` vectors from `first` on: the part `part` of `parts`, in `steps` steps.
-    pub(super) fn request(self, [first, count]: [usize; 2], part: [usize; 2], steps: usize) -> Request {
+    pub(super) fn request(self, [first, count]: [usize; 2], part: [usize; 2], steps: usize) -> LineRequests {
         let count = count.min(self.count.saturating_sub(first));
         let runs = if self.depth_stride == 1 {
             [count, self.depth, self.stride]
         } else {
             [self.depth, count, self.depth_stride]
         };
-        Request::new(self.data.as_ptr().wrapping_add(first * self.stride), runs, part, steps)
+        LineRequests::new(self.data.as_ptr().wrapping_add(first * self.stride), runs, part, steps)
     }
 
     /// Packs vectors whose elements are neighbours.

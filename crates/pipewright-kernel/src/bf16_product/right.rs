@@ -7,7 +7,7 @@ use half::bf16;
 
 use super::pack::Vectors;
 use super::tile::COLUMNS;
-use crate::product::{Matrix, Request};
+use crate::product::{LineRequests, Matrix};
 use crate::quantised::QuantisedOperand;
 
 /// The elements of a vector that are decoded at once. With the width of a panel they stay in a first-level
@@ -121,7 +121,7 @@ impl PackedRight<'_> {
     }
 
     /// Like [`Vectors::request`]; `None` for a quantised operand, which is small.
-    pub(super) fn request(self, vectors: [usize; 2], part: [usize; 2], steps: usize) -> Option<Request> {
+    pub(super) fn request(self, vectors: [usize; 2], part: [usize; 2], steps: usize) -> Option<LineRequests> {
         match self {
             Self::Held(held) => Some(held.request(vectors, part, steps)),
             Self::Quantised { .. } => None,

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use half::bf16;
 
 use super::pack::low_bits;
-use crate::product::{Request, prefetch};
+use crate::product::{LineRequests, prefetch};
 
 /// Rows of a panel of the left operand: 28 registers of sums, 2 of the right operand and 1 of the left.
 pub(super) const ROWS: usize = 14;
@@ -34,10 +34,10 @@ impl Output {
 
     /// Returns a request for rows of the output, in `steps` steps. `runs` has the number of rows, their length and the distance
     /// between two.
-    pub(super) fn request(self, runs: [usize; 3], steps: usize) -> Request {
+    pub(super) fn request(self, runs: [usize; 3], steps: usize) -> LineRequests {
         match self {
-            Self::Rounded(start) => Request::new(start, runs, [0, 1], steps),
-            Self::Single(start) | Self::Added(start) => Request::new(start, runs, [0, 1], steps),
+            Self::Rounded(start) => LineRequests::new(start, runs, [0, 1], steps),
+            Self::Single(start) | Self::Added(start) => LineRequests::new(start, runs, [0, 1], steps),
         }
     }
 }
@@ -83,7 +83,7 @@ pub(super) struct Tile {
     pub(super) columns: usize,
     pub(super) update: Option<Update>,
     /// Memory that is used later.
-    pub(super) requests: [Request; 2],
+    pub(super) requests: [LineRequests; 2],
 }
 
 impl Tile {
@@ -130,7 +130,7 @@ impl Tile {
         let mut sums = [[_mm512_setzero_ps(); 2]; N];
         let (mut left, mut right, mut requests) = (self.left, self.right, self.requests);
         for _ in 0..self.pairs {
-            Request::step_all(&mut requests);
+            LineRequests::step_all(&mut requests);
             // Without closures: builds without optimisation at link time do not inline functions of the
             // standard library that call them.
             // SAFETY: both operands have words for this pair. The two types of registers have the same bits.

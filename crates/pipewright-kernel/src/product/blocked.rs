@@ -9,7 +9,7 @@ use super::definition::BLOCK;
 use super::kernel::Kernel;
 use super::matrix::{Matrix, is_parallel};
 use super::pack::{Panel, Vectors};
-use super::request::Request;
+use super::request::LineRequests;
 use super::tile::{Join, Order, Tile};
 use crate::scratch::Scratch;
 
@@ -188,7 +188,7 @@ impl Work<'_> {
                     if column + 1 < columns.end { out(row, column + 1) } else { out(row + 1, columns.start) };
                 let requests = [
                     self.columns.request(next, [part * columns.len() + index, count], steps),
-                    Request::new(next_out, [self.height, width, self.target.row_stride], [0, 1], steps),
+                    LineRequests::new(next_out, [self.height, width, self.target.row_stride], [0, 1], steps),
                 ];
                 let first = row * self.height;
                 // SAFETY: both operands are packed, and the target has the rows and columns of the tile,

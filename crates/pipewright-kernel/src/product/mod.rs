@@ -53,7 +53,7 @@ pub(crate) use matrix::product_size;
 pub use matrix::{Matrix, Sums};
 pub(crate) use matrix::{assert_fits, is_parallel};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use request::{Request, prefetch_runs};
+pub(crate) use request::{LineRequests, prefetch_runs};
 pub(crate) use tile::{Join, Order};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use vector::{avx512::transpose, prefetch};

@@ -2,7 +2,7 @@
 //! left operand or of some columns of the right one.
 
 use super::matrix::Matrix;
-use super::request::Request;
+use super::request::LineRequests;
 use super::vector::Vector;
 
 /// An operand as vectors along the inner dimension: the rows of a left operand, the columns of a right one.
@@ -44,14 +44,14 @@ impl<'a> Vectors<'a> {
     }
 
     /// Returns a request for a part of the memory of a panel: the part `part` of `parts`, in `steps` steps.
-    pub(super) fn request(self, panel: Panel, [part, parts]: [usize; 2], steps: usize) -> Request {
+    pub(super) fn request(self, panel: Panel, [part, parts]: [usize; 2], steps: usize) -> LineRequests {
         let Panel { first, width, start, depth, .. } = panel;
         let (count, depth) =
             (width.min(self.count.saturating_sub(first)), depth.min(self.depth.saturating_sub(start)));
         let from = self.data.as_ptr().wrapping_add(first * self.stride + start * self.depth_stride);
         let runs =
             if self.stride == 1 { [depth, count, self.depth_stride] } else { [count, depth, self.stride] };
-        Request::new(from, runs, [part, parts], steps)
+        LineRequests::new(from, runs, [part, parts], steps)
     }
 
     /// Writes element `start + k` of vector `first + v` at index `k * width + v`. Most panels of right operands have `VECTORS`

@@ -6,9 +6,9 @@ use super::vector::prefetch_second;
 
 const LINE: usize = 64;
 
-/// Runs of neighbouring bytes that [`Request::step`] asks for, in the second-level cache.
+/// Runs of neighbouring bytes that [`LineRequests::step`] asks for, in the second-level cache.
 #[derive(Clone, Copy)]
-pub(crate) struct Request {
+pub(crate) struct LineRequests {
     at: *const u8,
     /// The bytes from one step to the next, at most a line.
     advance: usize,
@@ -20,7 +20,7 @@ pub(crate) struct Request {
     left: usize,
 }
 
-impl Request {
+impl LineRequests {
     /// Returns a request for one line, again and again. If the computation reads it anyway, that has no effect.
     pub(crate) fn of_one_line<T>(at: *const T) -> Self {
         Self { at: at.cast(), advance: 0, jump: 0, steps: usize::MAX, left: usize::MAX }
@@ -92,7 +92,7 @@ mod tests {
         let start = std::ptr::without_provenance::<f32>(1 << 20);
         let mut lines = HashSet::new();
         for part in 0..parts {
-            let mut request = Request::new(start, [count, length, distance], [part, parts], steps);
+            let mut request = LineRequests::new(start, [count, length, distance], [part, parts], steps);
             for _ in 0..steps {
                 lines.insert(request.at.addr() / LINE);
                 request.step();
@@ -116,8 +116,8 @@ mod tests {
     #[test]
     fn more_lines_than_steps_need_no_steps() {
         let start = std::ptr::without_provenance::<f32>(1 << 20);
-        let requests =
-            [[14, 32, 512], [0, 32, 512], [14, 0, 512]].map(|runs| Request::new(start, runs, [0, 1], 27));
+        let requests = [[14, 32, 512], [0, 32, 512], [14, 0, 512]]
+            .map(|runs| LineRequests::new(start, runs, [0, 1], 27));
         for mut request in requests {
             for _ in 0..27 {
                 assert_eq!(request.at, start.cast());

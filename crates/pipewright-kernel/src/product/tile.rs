@@ -1,7 +1,7 @@
 //! One tile of a result, whose sums stay in registers.
 
 use super::definition::sum_of_pairs;
-use super::request::Request;
+use super::request::LineRequests;
 use super::vector::{Vector, prefetch};
 
 /// How the sums of a part of the inner dimension join the result.
@@ -48,7 +48,7 @@ pub(super) struct Tile {
     pub(super) columns: usize,
     pub(super) join: Join,
     /// Memory that is used later.
-    pub(super) requests: Option<[Request; 2]>,
+    pub(super) requests: Option<[LineRequests; 2]>,
 }
 
 impl Tile {
@@ -80,11 +80,11 @@ impl Tile {
             let mut sums: [[V; VECTORS]; ROWS] = self.start();
             let mut least = V::splat(0.0);
             let (mut left, mut right) = (self.left, self.right);
-            let mut requests = self.requests.unwrap_or([Request::of_one_line(left); 2]);
+            let mut requests = self.requests.unwrap_or([LineRequests::of_one_line(left); 2]);
             if IN_PAIRS {
                 for _ in 0..self.inner / 2 {
                     if HAS_REQUESTS {
-                        Request::step_all(&mut requests);
+                        LineRequests::step_all(&mut requests);
                     }
                     let odd = (left.add(ROWS), right.add(self.right_stride));
                     step::<V, ROWS, VECTORS, IS_FLUSHED>(&mut sums, odd, &mut least);
@@ -94,7 +94,7 @@ impl Tile {
             } else {
                 for _ in 0..self.inner {
                     if HAS_REQUESTS {
-                        Request::step_all(&mut requests);
+                        LineRequests::step_all(&mut requests);
                     }
                     step::<V, ROWS, VECTORS, false>(&mut sums, (left, right), &mut least);
                     (left, right) = (left.add(ROWS), right.add(self.right_stride));
