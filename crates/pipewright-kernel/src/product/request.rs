@@ -75,7 +75,7 @@ impl LineRequests {
 /// distance between two. The addresses may be any.
 pub(crate) fn prefetch_runs<T>(from: *const T, [count, length, distance]: [usize; 3]) {
     for run in 0..count {
-        for element in (0..length).step_by(64 / size_of::<T>()) {
+        for element in (0..length).step_by(LINE / size_of::<T>()) {
             prefetch_second(from.wrapping_add(run.wrapping_mul(distance)).wrapping_add(element));
         }
     }

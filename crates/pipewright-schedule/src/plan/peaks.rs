@@ -1,6 +1,7 @@
 //! The peak memory of each rank for an order: the same bytes as [`crate::simulate::peak_memory`] gives for
 //! the program that trains, and what is not in a simulation: what a rank holds all the time, only while an
-//! action runs, or between two of its stages. The memory of a rank depends on the order of its row alone, because a rank computes one thing at a time.
+//! action runs, or between two of its stages. The memory of a rank depends on the order of its row alone, because a rank computes
+//! one thing at a time.
 
 use crate::ids::{Rank, StageIndex};
 use crate::plan::order::{Cell, Kind, Order};
