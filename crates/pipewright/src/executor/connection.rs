@@ -179,6 +179,8 @@ impl Connection {
 
     /// Raises the abort flag in this attempt and in later ones, and wakes every waiting rank.
     pub(super) fn fail(&self, error: StepError) {
+        // A rank that waits in an earlier attempt is woken and begins its wait anew, so the pipeline's wait begins anew too.
+        self.board.keep_alive(self.rank);
         self.endpoint.lock().fail(error);
     }
 

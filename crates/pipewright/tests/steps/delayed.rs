@@ -176,7 +176,8 @@ impl StageModule for Watched {
                 if self.gives_up.is_some() {
                     // By then, rank 0 has sent the next microbatch, and waits for a message of the first batch.
                     forwards[0].wait_for(number + 1);
-                    std::thread::sleep(Duration::from_millis(300));
+                    // The deadline counts from the panic, which is in the middle of that wait.
+                    std::thread::sleep(Duration::from_secs(1));
                 }
                 has_panicked.store(true, Ordering::SeqCst);
                 panic!("out of cheese");
@@ -322,7 +323,7 @@ fn a_deadline_fails_the_earlier_batch() {
 /// Rank 0 waits for that backward, and has begun the second batch too.
 #[test]
 fn a_batch_that_has_failed_elsewhere_ends_no_wait() {
-    let (config, text) = with_deadline(1700);
+    let (config, text) = with_deadline(3700);
     let config = PipelineConfig { recompute: Recompute::Stage, ..config };
     let panics_at = Some(PER_BATCH + 1);
     let pipeline = hanging("looped-bfs", &Kind::of(config.clone()), panics_at, Some(text.clone()));
