@@ -155,36 +155,42 @@ fn batches_of_expert_groups_overlap() {
     }
 }
 
-/// A rank begins an action only when all ranks of its group have the messages of that action. Until then, it passes on what the
-/// norm of the batch before needs: here, the late message comes only after that.
-#[test]
-fn a_rank_continues_the_batch_before_while_its_group_waits() {
-    let (sizes, begun) = (sizes(2, 1, 2), Arc::new(Count::default()));
-    let config = PipelineConfig { deadline: Duration::from_secs(30), ..delayed(sizes) };
-    // The inputs of the second microbatches that have been delivered to the ranks of the second stage, and when the second one
-    // has been delivered to the first of them.
+/// Returns which messages are due if the second one of this kind comes to rank 3 only after rank 2, which has its own, has passed on
+/// the squares of the batch before. The two are the ranks of the second stage.
+fn after_squares(
+    is_kind: impl Fn(WorldRank, Tag) -> bool + Send,
+) -> impl FnMut(WorldRank, WorldRank, Tag) -> bool + Send {
+    // The messages that have been delivered to each of the two, and when the second one has been delivered to the first of them.
     let (mut delivered, mut since) = ([0, 0], None::<Instant>);
     let mut has_passed_on = false;
-    let is_due = move |from: WorldRank, to: WorldRank, tag: Tag| match (tag, from.get(), to.get()) {
-        (Tag::Boundary { direction: Direction::Forward, microbatch, .. }, _, to @ (2 | 3)) => {
-            let is_second = microbatch.get() == 1 && delivered[to as usize - 2] == 1;
+    move |from, to, tag| match (tag, from.get(), to.get()) {
+        (tag, _, to @ (2 | 3)) if is_kind(from, tag) => {
+            let is_second = delivered[to as usize - 2] == 1;
             let is_due = !is_second || to == 2 || has_passed_on;
-            if is_due && microbatch.get() == 1 {
-                delivered[to as usize - 2] += 1;
-            }
+            delivered[to as usize - 2] += u32::from(is_due);
             if is_second && to == 2 {
                 since = Some(Instant::now());
             }
             is_due
         }
-        // By then, rank 2 has come to the second microbatch of the next batch.
+        // By then, rank 2 waits for rank 3.
         (Tag::Squares, 3, 2) => since.is_some_and(|since| since.elapsed() > Duration::from_millis(200)),
         (Tag::Squares, 2, 0) => {
             has_passed_on = true;
             true
         }
         _ => true,
-    };
+    }
+}
+
+/// A rank begins an action only when all ranks of its group have the messages of that action. Until then, it passes on what the
+/// norm of the batch before needs: here, the late message comes only after that.
+#[test]
+fn a_rank_continues_the_batch_before_while_its_group_waits() {
+    let (sizes, begun) = (sizes(2, 1, 2), Arc::new(Count::default()));
+    let config = PipelineConfig { deadline: Duration::from_secs(30), ..delayed(sizes) };
+    let is_second_microbatch = |_: WorldRank, tag: Tag| matches!(tag, Tag::Boundary { direction: Direction::Forward, microbatch, .. } if microbatch.get() == 1);
+    let is_due = after_squares(is_second_microbatch);
     let launch = |world: World| {
         let launched = try_launch_in(world, "1f1b", sizes, &config, Some(paced(begun.clone(), 1)));
         run(&mut launched.expect("it starts"), 2, &begun).0
@@ -203,28 +209,10 @@ fn a_rank_continues_the_batch_before_while_its_group_gathers() {
         data_parallel_mode: DataParallelMode::Sharded,
         ..delayed(sizes)
     };
-    // The first rows of a batch that have been delivered to the ranks of the second stage, and when the second ones have been
-    // delivered to the first of them.
-    let (mut delivered, mut since) = ([0, 0], None::<Instant>);
-    let mut has_passed_on = false;
-    let is_due = move |from: WorldRank, to: WorldRank, tag: Tag| match (tag, from.get(), to.get()) {
-        (Tag::ParameterShard { round: 0, .. }, 6 | 7, to @ (2 | 3)) => {
-            let is_second = delivered[to as usize - 2] == 1;
-            let is_due = !is_second || to == 2 || has_passed_on;
-            delivered[to as usize - 2] += u32::from(is_due);
-            if is_second && to == 2 {
-                since = Some(Instant::now());
-            }
-            is_due
-        }
-        // By then, rank 2 has come to the first microbatch of the next batch.
-        (Tag::Squares, 3, 2) => since.is_some_and(|since| since.elapsed() > Duration::from_millis(200)),
-        (Tag::Squares, 2, 0) => {
-            has_passed_on = true;
-            true
-        }
-        _ => true,
+    let is_first_rows = |from: WorldRank, tag: Tag| {
+        matches!((tag, from.get()), (Tag::ParameterShard { round: 0, .. }, 6 | 7))
     };
+    let is_due = after_squares(is_first_rows);
     let launch = |world: World| {
         let launched = try_launch_in(world, "1f1b", sizes, &config, Some(paced(begun.clone(), 2)));
         run(&mut launched.expect("it starts"), 2, &begun).0
