@@ -3,7 +3,7 @@
 use crate::product::Matrix;
 
 /// Tokens in a chunk. Smaller chunks waste less work above the diagonal; larger ones make longer products.
-pub(super) const CHUNK: usize = 64;
+pub const CHUNK: usize = 64;
 
 /// Sizes of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -27,7 +27,7 @@ mod step;
 mod tests;
 
 pub(crate) use backward::{Gradients, backward};
-pub use chunks::{Dims, Inputs};
+pub use chunks::{CHUNK, Dims, Inputs};
 pub(crate) use forward::forward;
 pub use forward::forward_with_state;
 pub use step::step;

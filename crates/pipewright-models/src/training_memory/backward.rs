@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use pipewright::tensor::Precision;
 use pipewright_kernel::KEPT_BYTES;
+use pipewright_kernel::scan::CHUNK;
 use pipewright_schedule::LayerDesc;
 use pipewright_schedule::profile::{EMBEDDING, EMBEDDING_PART, HEAD, HEAD_PART, PREDICTION};
 use pipewright_shapes::model::Mamba2;
@@ -25,8 +26,6 @@ use crate::training_memory::sizes::base_layers_in;
 
 /// The bytes of a number in single precision.
 const FLOAT: u64 = 4;
-/// The tokens of a chunk of a scan.
-const SCAN_CHUNK: u64 = 64;
 
 /// The widths of all rows of a mixture's experts on a rank, in numbers for each of its tokens.
 #[derive(Clone, Copy, Debug)]
@@ -266,7 +265,7 @@ impl KeptActivations<'_> {
         });
         // The states between the chunks of one row.
         let states = scan.map_or(0, |scan| {
-            let chunks = tokens.div_ceil(SCAN_CHUNK);
+            let chunks = tokens.div_ceil(CHUNK as u64);
             FLOAT * scan.state * (scan.inner() / scan.groups.max(1)) * chunks
         });
         of_rows(held.max(joined)).max(of_rows(of_scan).saturating_add(states)).saturating_add(kept_operand)
