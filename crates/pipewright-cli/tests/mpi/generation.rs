@@ -184,8 +184,7 @@ fn check_stopped(message: &[u8]) {
     let output = run.wait_with_output().expect("mpirun ends");
     drop(input);
     let (took, said) = (start.elapsed(), words(&output));
-    // The deadline, and the time that mpirun needs on a busy machine.
-    assert!(took < Duration::from_secs(60), "{took:?}: {said}");
+    assert!(took < Duration::from_secs(15), "{took:?}: {said}");
     assert_eq!((output.status.code(), said.matches("error:").count()), (Some(4), 1), "{said}");
     assert!(said.contains("rank 2 has sent no heartbeat for 5.0 s"), "{said}");
     assert_eq!(left_running(&path), 0, "nothing is left running");

@@ -17,23 +17,13 @@ fn a_slow_process_is_named() {
     // Actions take 20 ms longer in all steps, so that the load of the machine seldom doubles their time, and 140 ms longer on
     // the slow rank from step 15 on.
     let faults = format!("slow:0:1:28,slow:1:1:28{}", ",slow:1:15:28".repeat(6));
-    let train = || {
-        let mut command = processes_command(folder.path(), 2, &set);
-        let output = command.env("PIPEWRIGHT_FAULT", &faults).output();
-        let output = output.expect("mpirun is installed with MPI");
-        let words = words(&output);
-        assert_eq!(output.status.code(), Some(0), "{words}");
-        (words.matches(": rank 1 is slow: its actions take ").count(), words)
-    };
+    let mut command = processes_command(folder.path(), 2, &set);
     // On a busy machine, the other process is also slow in some steps, and a process is named only after five steps in a row in
-    // which it alone is slow. A wrong rule names it in none of three runs.
-    let (mut found, mut words) = train();
-    for _ in 1..3 {
-        if found != 1 {
-            (found, words) = train();
-        }
-    }
-    assert_eq!(found, 1, "{words}");
+    // which it alone is slow.
+    let output = command.env("PIPEWRIGHT_FAULT", &faults).output().expect("mpirun is installed with MPI");
+    let words = words(&output);
+    assert_eq!(output.status.code(), Some(0), "{words}");
+    assert_eq!(words.matches(": rank 1 is slow: its actions take ").count(), 1, "{words}");
     let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
     assert!(metrics.contains("{\"event\":\"slow_rank\""), "{metrics}");
 }
@@ -93,11 +83,11 @@ fn a_signal_to_one_process_ends_an_evaluation_of_all() {
     assert_eq!(found, train_on_threads(&path, &[&SET[..], &["run.eval_batches=2"]].concat()));
 }
 
-/// Sends a signal to a rank, and checks that the run ends soon, with one report. Returns its standard error.
-fn check_lost(rank: u32, name: &str, expected: &str) -> String {
+/// Sends a signal to a rank, and checks that the run ends with one report. Returns its standard error.
+fn check_lost(rank: u32, name: &str, limit: Duration, expected: &str) -> String {
     let folder = folder();
     let path = folder.path().canonicalize().expect("it exists");
-    let run = endless(&path, if name == "KILL" { 600 } else { 3 });
+    let run = endless(&path, if name == "KILL" { 60 } else { 3 });
     let process = process_of(rank, &path);
     let start = Instant::now();
     signal(process, name);
@@ -105,8 +95,7 @@ fn check_lost(rank: u32, name: &str, expected: &str) -> String {
     let (took, said) = (start.elapsed(), words(&output));
     assert!(said.contains(expected), "`{expected}` in: {said}");
     assert_eq!(said.matches("error:").count(), 1, "one report: {said}");
-    // A busy machine needs some seconds for it. The deadline after a kill is ten times as long.
-    assert!(took < Duration::from_secs(60), "{took:?}: {said}");
+    assert!(took < limit, "{took:?}: {said}");
     assert_eq!(left_running(&path), 0, "nothing is left running");
     said
 }
@@ -114,8 +103,9 @@ fn check_lost(rank: u32, name: &str, expected: &str) -> String {
 /// Stops one of three ranks. Checks that the report contains the last known place of that rank, and what each
 /// of the others waits for.
 fn check_stopped(stopped: u32) {
+    // The time limit is the deadline, one second, and the time that mpirun needs to end a stopped process.
     let expected = format!("rank {stopped} has sent no heartbeat for 3.0 s");
-    let said = check_lost(stopped, "STOP", &expected);
+    let said = check_lost(stopped, "STOP", Duration::from_secs(8), &expected);
     let lines = said.lines().filter_map(|line| line.strip_prefix("  | "));
     let report: Vec<&str> = lines.filter(|line| line.starts_with("  rank ")).collect();
     assert_eq!(report.len(), 3, "a line a rank: {said}");
@@ -137,6 +127,7 @@ fn a_rank_that_is_stopped_is_missed_at_the_deadline() {
 
 #[test]
 fn a_rank_that_is_killed_is_missed_at_once() {
-    check_lost(1, "KILL", "rank 1 is lost");
-    check_lost(0, "KILL", "rank 0 is lost");
+    // The deadline is one minute, but the loss is noticed much earlier.
+    check_lost(1, "KILL", Duration::from_secs(6), "rank 1 is lost");
+    check_lost(0, "KILL", Duration::from_secs(6), "rank 0 is lost");
 }

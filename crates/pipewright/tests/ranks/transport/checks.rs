@@ -284,7 +284,7 @@ fn a_wait_ends_at_its_deadline(end: &mut Endpoint, step: u64) {
         let _ = end.try_take(end.rank(), tag(Direction::Backward, 0, 0));
     }
     let waited = start.elapsed();
-    assert!(waited >= Duration::from_millis(50) && waited < PATIENCE, "{waited:?}");
+    assert!((50..2000).contains(&waited.as_millis()), "{waited:?}");
     barrier(end, 1);
 }
 
@@ -311,12 +311,12 @@ fn a_failure_wakes_every_rank(end: &mut Endpoint, step: u64) {
         end.fail(StepError { rank: failing, step: step.into(), action: None, cause });
     }
     let start = Instant::now();
-    while end.wait(start + 3 * PATIENCE) == Waited::Arrived {
+    while end.wait(start + Duration::from_secs(8)) == Waited::Arrived {
         let _ = end.try_take(end.rank(), ready);
     }
     let first = end.abort().first().expect("a rank failed");
     assert_eq!(first.rank, failing);
     assert!(first.to_string().contains("out of cheese"), "{first}");
     let waited = start.elapsed();
-    assert!(waited < PATIENCE, "{waited:?}");
+    assert!(waited < Duration::from_secs(2), "{waited:?}");
 }

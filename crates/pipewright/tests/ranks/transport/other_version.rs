@@ -84,9 +84,9 @@ fn first_message(communicator: &SimpleCommunicator) -> Vec<u8> {
 /// Waits for the notice of the other process's failure, which has these words. The other process sends the
 /// notice although its call of MPI has failed, so this process need not wait until the deadline.
 fn await_notice(communicator: &SimpleCommunicator, words: &[u8]) {
-    let until = Instant::now() + DEADLINE / 2;
+    let until = Instant::now() + DEADLINE / 4;
     loop {
-        assert!(Instant::now() < until, "no notice within {:?}", DEADLINE / 2);
+        assert!(Instant::now() < until, "no notice within {:?}", DEADLINE / 4);
         if communicator.any_process().immediate_probe().is_some() {
             let (frame, _) = communicator.any_process().receive_vec::<u8>();
             if frame.windows(words.len()).any(|part| part == words) {

@@ -149,7 +149,7 @@ fn a_pipeline_that_is_dropped_stops_its_ranks() {
         let start = Instant::now();
         drop(pipeline);
         let took = start.elapsed();
-        assert!(took < Duration::from_secs(20), "{took:?}: {begun} batches, {waits:?}");
+        assert!(took < Duration::from_secs(8), "{took:?}: {begun} batches, {waits:?}");
         watch.release();
     }
 }
@@ -176,7 +176,7 @@ fn a_process_that_drops_its_pipeline_does_not_wait_for_the_deadline() {
         drop(pipeline);
         let elapsed = start.elapsed();
         watch.release();
-        assert!(elapsed < Duration::from_secs(20), "{elapsed:?}");
+        assert!(elapsed < Duration::from_secs(8), "{elapsed:?}");
         let error = other.join().expect("no panic");
         assert!(error.contains("its pipeline was dropped"), "{error}");
     });

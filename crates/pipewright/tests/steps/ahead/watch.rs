@@ -68,7 +68,7 @@ impl Watch {
 }
 
 pub(crate) fn wait_until(condition: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(60);
+    let until = Instant::now() + Duration::from_secs(10);
     while !condition() {
         assert!(Instant::now() < until, "it does not happen");
         std::thread::sleep(Duration::from_millis(1));

@@ -98,7 +98,7 @@ fn a_rank_that_has_updated_waits_no_longer_than_the_deadline() {
     let error = pipeline.step_batch(numbered(0, &config()), RATE).expect_err("rank 0 hangs").to_string();
     assert!(error.contains("no rank has moved for 3.0 s"), "{error}");
     let took = start.elapsed();
-    assert!(took < Duration::from_secs(20), "{took:?}");
+    assert!(took < Duration::from_secs(8), "{took:?}");
     waits.released.store(true, Ordering::SeqCst);
 }
 
